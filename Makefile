@@ -7,15 +7,16 @@ MEMORY_ENGINE := target/memory-engine
 DEMO_PACKAGES := cmake gcc libc6-dev make
 TEST_PACKAGES := $(DEMO_PACKAGES) bind9-dnsutils ca-certificates chromium curl dns2tcp gdb git iodine iproute2 libfaketime libnss3-tools nftables nginx-light nodejs npm openssl procps python3 python3-aiohttp python3-grpcio python3-h2 python3-httpx python3-jsonschema python3-pip python3-requests python3-venv python3-websockets rsyslog unbound vim wget
 
-.PHONY: help demo test proptest lint bench fuzz advisories setup setup-demo check-demo check-test
+.PHONY: help demo test proptest lint bench fuzz mutants advisories setup setup-demo check-demo check-test
 
 help:
 	@echo 'make demo        builds Sandbar and shows what it does, with real traffic on loopback'
 	@echo 'make test        runs the lints and every test'
 	@echo 'make proptest    runs the property tests with random inputs, and prints the seed'
-	@echo 'make lint        checks format, dependencies, layers, clippy and rustdoc'
+	@echo 'make lint        checks format, dependencies, layers, keys, clippy and rustdoc'
 	@echo 'make bench       measures throughput, latency and memory'
 	@echo 'make fuzz        runs each fuzz target for FUZZ_SECONDS ($(FUZZ_SECONDS))'
+	@echo 'make mutants     changes the code that decides and parses, and lists the changes that no test notices'
 	@echo 'make advisories  looks for known vulnerabilities in dependencies; needs the network'
 	@echo 'make setup       installs what the tests need; `make test` runs it when something is missing'
 
@@ -48,6 +49,7 @@ lint:
 	$(CARGO) fmt --all --check
 	lints/dependencies.py
 	lints/layers.py
+	lints/keys.py
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items
 
@@ -71,6 +73,21 @@ fuzz:
 		(cd $$crate && $(CARGO) +nightly fuzz run --target-dir $(TARGET)/fuzz $$name -- -max_total_time=$(FUZZ_SECONDS)) || failed="$$failed $$crate/$$name"; \
 	done; \
 	[ -z "$$failed" ] || { echo "sandbar: failing inputs in fuzz/artifacts, for:$$failed" >&2; exit 1; }
+
+# Some 1,700 changes to the code that decides and to the parsers: a night on two cores. FILES=rules/src/decide.rs takes
+# twenty minutes. The changes that no test notices end up in target/mutants.out/missed.txt; rules/MUTANTS.md lists those
+# that no test can notice.
+FILES ?= rules/src/admit.rs rules/src/decide.rs rules/src/host_agreement.rs rules/src/load/*.rs rules/src/memory.rs \
+	rules/src/name.rs rules/src/network.rs rules/src/pattern.rs rules/src/permit.rs rules/src/treatment.rs \
+	rules/src/url_path.rs proxy/src/accept/detect.rs proxy/src/http/chunks.rs proxy/src/http/head.rs \
+	proxy/src/memory/form.rs proxy/src/memory/json.rs dns-filter/src/clean.rs dns-filter/src/message.rs
+mutants:
+	@$(CARGO) mutants --version >/dev/null 2>&1 || { \
+		echo 'sandbar: make mutants needs cargo-mutants; run:' >&2; \
+		echo '    cargo install cargo-mutants --locked' >&2; \
+		exit 1; \
+	}
+	$(CARGO) mutants --output target $(addprefix --file ,$(wildcard $(FILES)))
 
 # Apart from `make lint`, because the database of advisories has to be fetched.
 advisories:

@@ -30,7 +30,6 @@ PROXY = """
     http
     memory
     egress
-    inspect
     policy
     budget
     credential

@@ -10,8 +10,8 @@ use rules::Reason;
 use crate::codes::{EndCode, FindingCode};
 use crate::meter::FoldSummary;
 use crate::record::{
-    Environment, HostText, RecordedAnswer, RecordedChannel, RecordedTls, SandboxId, ScoreFeature, StableCode,
-    TenantId, Transport,
+    AttemptedText, Environment, HostText, RecordedAnswer, RecordedChannel, RecordedTls, SandboxId,
+    ScoreFeature, StableCode, TenantId, Transport,
 };
 use crate::text::Text;
 
@@ -172,6 +172,9 @@ pub struct DecisionDetails {
     pub attention: AlertFlag,
     /// Further attempts of the same kind that sent nothing and are only counted here.
     pub folded: u64,
+    /// What a refused sandbox asked for, as it wrote it, if the facts do not say it all: the name that disagrees, the
+    /// text that is not a name.
+    pub attempted: Option<AttemptedText>,
 }
 
 /// Whether a record deserves attention.
@@ -195,6 +198,7 @@ impl DecisionDetails {
             message: None,
             attention: AlertFlag::None,
             folded: 0,
+            attempted: None,
         }
     }
 
@@ -252,6 +256,8 @@ pub enum Ending {
 pub struct ByteCount {
     sent: AtomicU64,
     received: AtomicU64,
+    /// How often the request was sent.
+    sends: AtomicU64,
 }
 
 impl ByteCount {
@@ -259,6 +265,12 @@ impl ByteCount {
     pub fn total(&self) -> u64 {
         let (sent, received) = self.sent_and_received();
         sent + received
+    }
+
+    /// Counts one send of a request, with the bytes that leave at once. A request that is sent again counts again.
+    pub fn add_send(&self, bytes: u64) {
+        self.sends.fetch_add(1, Ordering::Relaxed);
+        self.add_sent(bytes);
     }
 
     /// Counts bytes from the sandbox.
@@ -274,6 +286,11 @@ impl ByteCount {
     /// Returns the bytes from the sandbox and to it.
     pub fn sent_and_received(&self) -> (u64, u64) {
         (self.sent.load(Ordering::Relaxed), self.received.load(Ordering::Relaxed))
+    }
+
+    /// Returns how often the request was sent.
+    pub fn sends(&self) -> u64 {
+        self.sends.load(Ordering::Relaxed)
     }
 }
 

@@ -6,15 +6,15 @@ use ulid::Ulid;
 
 use crate::attempt::{
     AlertFlag, AttemptOutcome, AttemptState, DetectionFinding, Ending, FindingSeverity, HttpScheme,
-    Lifecycle, LifecycleEvent, MemoryCall, MemoryEffect, RecordedFacts, RecordedRequest,
+    Lifecycle, LifecycleEvent, MemoryCall, MemoryEffect, RecordedConnection, RecordedFacts, RecordedRequest,
 };
 use crate::config::QueryStrings;
 use crate::draft::{Draft, DraftError, DraftRole, OpenDecision};
 use crate::record::{
-    Actor, ApiCall, ApiService, DestinationEndpoint, DnsQuestion, FindingEvidence, FindingInfo, HttpRequest,
-    HttpResponse, LIST_MAX, LastFolded, Metadata, OCSF_VERSION, PolicyInForce, Product, RecordMembers,
-    RelatedEvent, Resource, Rfc3339Time, RuleName, SandbarExtension, SourceEndpoint, StableCode, Traffic,
-    Url, split_address,
+    Actor, ApiCall, ApiService, AttemptedText, DestinationEndpoint, DnsQuestion, FindingEvidence,
+    FindingInfo, HttpRequest, HttpResponse, LIST_MAX, LastFolded, Metadata, OCSF_VERSION, PolicyInForce,
+    Product, RecordMembers, RelatedEvent, Resource, Rfc3339Time, RuleName, SandbarExtension, SourceEndpoint,
+    StableCode, Traffic, Url, split_address,
 };
 use crate::record::{DecimalText, SandboxId, TenantId};
 use crate::text::Text;
@@ -183,7 +183,8 @@ impl AttemptState {
 
     fn last_folded(&self) -> Option<LastFolded<'_>> {
         let last = &self.summary.as_ref()?.last;
-        Some(LastFolded { time_dt: Rfc3339Time(last.time), hostname: last.host.as_ref() })
+        let (hostname, attempted) = (last.host.as_ref(), last.attempted.as_ref());
+        Some(LastFolded { time_dt: Rfc3339Time(last.time), hostname, attempted })
     }
 
     fn role(&self, stage: DraftStage<'_>) -> DraftRole {
@@ -223,6 +224,29 @@ impl AttemptState {
             RecordedFacts::Query(_) => None,
             RecordedFacts::Request(request) => Some(request.port),
         }
+    }
+
+    /// Returns whether the verdict is a refusal.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.verdict.as_ref().is_some_and(|verdict| !verdict.allows())
+    }
+
+    /// Returns what the sandbox asked for: the text that the refusal gives, or else the facts.
+    pub(crate) fn attempted(&self) -> Option<AttemptedText> {
+        let given = self.verdict.as_ref().and_then(|verdict| verdict.attempted.clone());
+        given.or_else(|| match &self.facts {
+            RecordedFacts::Connection(RecordedConnection { host: Some(host), port, .. }) => {
+                Some(host_and_port(host, *port).into())
+            }
+            RecordedFacts::Connection(_) => self.arrival.original_dst.map(|to| to.to_string().into()),
+            RecordedFacts::Memory(MemoryCall { request, .. }) | RecordedFacts::Request(request) => {
+                let host = host_and_port(&request.host, Some(request.port));
+                Some(format!("{} {host} {}", request.method.to_display(), request.display_path()).into())
+            }
+            RecordedFacts::Query(query) => {
+                Some(format!("{} {}", query.name.to_display(), query.kind.to_display()).into())
+            }
+        })
     }
 
     fn activity(&self, stage: DraftStage<'_>) -> NamedId {
@@ -302,6 +326,7 @@ impl AttemptState {
             stage: stage.name(),
             environment: self.subject.as_ref().map(|subject| &subject.environment),
             channel: Some(&self.arrival.channel),
+            attempted: (stage.result().1 == DENIED || self.is_refused()).then(|| self.attempted()).flatten(),
             carried: verdict.and_then(|verdict| verdict.treatment),
             credential: verdict.and_then(|verdict| verdict.credential.as_ref()),
             identity: match &self.facts {
@@ -312,6 +337,7 @@ impl AttemptState {
             features: features.get(..LIST_MAX).unwrap_or(features),
             unlisted: self.count_unlisted(&stage, features.len()),
             ending: stage.outcome().map(|(outcome, _)| describe_ending(outcome.ending).0),
+            sends: stage.outcome().map(|_| self.byte_count.sends()).filter(|sends| *sends > 1),
             traffic: match self.facts {
                 RecordedFacts::Memory(_) => stage.outcome().map(|_| self.traffic()),
                 RecordedFacts::Connection(_) | RecordedFacts::Query(_) | RecordedFacts::Request(_) => None,
@@ -418,6 +444,12 @@ fn http_request(request: &RecordedRequest, queries: QueryStrings) -> HttpRequest
         user_agent: request.user_agent.as_ref(),
         length: request.length,
     }
+}
+
+fn host_and_port(host: &Text<512>, port: Option<u16>) -> String {
+    let host = host.to_display();
+    let host = if host.contains(':') { format!("[{host}]") } else { host };
+    port.map_or(host.clone(), |port| format!("{host}:{port}"))
 }
 
 fn api(call: &MemoryCall) -> ApiCall<'_> {

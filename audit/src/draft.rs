@@ -15,8 +15,8 @@ use crate::record::{LINE_MAX, Metadata, RecordMembers, SandbarExtension};
 /// Initial capacity for a line, and for its `unmapped` part: enough for most.
 const LINE_USUAL: usize = 2048;
 const TAIL_USUAL: usize = 512;
-/// Bytes that an outcome has beyond its decision: at most 16 DNS answers, bytes, status, duration.
-const OUTCOME_EXTRA: usize = 4096;
+/// Bytes that an outcome has beyond its decision: at most 16 DNS answers, what was attempted, bytes, status, duration.
+const OUTCOME_EXTRA: usize = 5 * 1024;
 /// Room for the number and the chain.
 const SEAL_MAX: usize = 256;
 

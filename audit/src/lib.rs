@@ -49,8 +49,8 @@ pub use observer::{AttemptEvent, AttemptStatus};
 pub use open_record::OpenRecord;
 pub use quota::{LogUsage, SandboxUsage};
 pub use record::{
-    Environment, HostText, LINE_MAX, LIST_MAX, OCSF_VERSION, RecordedAnswer, RecordedChannel, RecordedTls,
-    SandboxId, ScoreFeature, StableCode, TenantId, Transport,
+    AttemptedText, Environment, HostText, LINE_MAX, LIST_MAX, OCSF_VERSION, RecordedAnswer, RecordedChannel,
+    RecordedTls, SandboxId, ScoreFeature, StableCode, TenantId, Transport,
 };
 pub use recover::OpenError;
 pub use segment::list_segments;

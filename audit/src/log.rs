@@ -192,7 +192,11 @@ impl Log {
         let sandbox = attempt.sandbox.clone();
         let room = quota.has_room(sandbox.as_ref());
         let count = attempt.folded().saturating_add(1);
-        let last = LastAttempt { time: compose::unix_millis(), host: attempt.host().cloned() };
+        let last = LastAttempt {
+            time: compose::unix_millis(),
+            host: attempt.host().cloned(),
+            attempted: attempt.is_refused().then(|| attempt.attempted()).flatten(),
+        };
         match meter.admit_or_fold(sandbox, kind, (count, last), room, first) {
             Metered::Recorded => None,
             Metered::Folded(id) => Some(id),

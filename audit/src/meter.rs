@@ -2,8 +2,8 @@
 //!
 //! A sandbox makes refusals as fast as it can ask, so each sandbox, and each of the unknown channels together, has a
 //! rate of records and of bytes. Attempts beyond it are *folded*: one summary record per kind (class, stage and
-//! reason), made of the first of them, with the exact number and the time and host of the last. Observers
-//! see every attempt. Attempts with a decision are never folded: something may have left.
+//! reason), made of the first of them, with the exact number, and time, host and `attempted` of the last.
+//! Observers see every attempt. Attempts with a decision are never folded: something may have left.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
@@ -15,7 +15,7 @@ use crate::attempt::{AlertFlag, AttemptOutcome, AttemptState, DetectionFinding};
 use crate::compose::{self, DraftStage};
 use crate::config::{DenialRate, QueryStrings};
 use crate::draft::{Draft, DraftError};
-use crate::record::HostText;
+use crate::record::{AttemptedText, HostText};
 use crate::text::Text;
 
 /// How long a summary collects attempts before it is written.
@@ -66,6 +66,8 @@ pub(crate) struct LastAttempt {
     /// Milliseconds since 1970.
     pub(crate) time: u64,
     pub(crate) host: Option<HostText>,
+    /// What a refused one asked for.
+    pub(crate) attempted: Option<AttemptedText>,
 }
 
 /// The summary in a record: it stands for more than its own attempt.

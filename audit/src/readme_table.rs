@@ -60,14 +60,15 @@ fn add_rows(structs: &HashMap<String, Vec<Member>>, name: &str, path: &str, rows
 }
 
 fn type_label(kind: &str) -> String {
-    let cap = ["Text<128>", "Text<64>", "Text<512>"];
-    let kind =
-        match words(kind).find(|word| ["SandboxId", "TenantId", "Environment", "HostText"].contains(word)) {
-            Some("Environment") => cap[1],
-            Some("HostText") => cap[2],
-            Some(_) => cap[0],
-            None => kind,
-        };
+    let aliases = [
+        ("SandboxId", "Text<128>"),
+        ("TenantId", "Text<128>"),
+        ("Environment", "Text<64>"),
+        ("HostText", "Text<512>"),
+        ("AttemptedText", "Text<640>"),
+    ];
+    let alias = aliases.iter().find(|(alias, _)| words(kind).any(|word| word == *alias));
+    let kind = alias.map_or(kind, |(_, text)| text);
     if let Some((_, rest)) = kind.split_once("Text<") {
         let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
         return format!("text, at most {digits} bytes");

@@ -45,6 +45,9 @@ impl StableCode {
 /// A host name as used in the decision, or as sent if it could not be parsed.
 pub type HostText = Text<512>;
 
+/// What a refused sandbox asked for. Two host names of the maximum length with their ports, and a method, fit.
+pub type AttemptedText = Text<640>;
+
 /// The members of a record up to its metadata.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct RecordMembers<'a> {
@@ -143,7 +146,7 @@ pub(crate) struct RecordMembers<'a> {
     /// The subject of a finding.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) evidences: Option<[FindingEvidence<'a>; 1]>,
-    /// Bytes, counted on the sandbox's side; in outcomes.
+    /// Bytes of heads and bodies; in outcomes. A head counts as its text in HTTP/1, whatever its version.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) traffic: Option<Traffic>,
     /// The rule that decided; absent if no rule matched.
@@ -363,9 +366,9 @@ pub(crate) struct FindingEvidence<'a> {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Traffic {
-    /// Bytes to the sandbox.
+    /// Bytes to the sandbox; of an HTTP response, as the origin server sent its head.
     pub(crate) bytes_in: u64,
-    /// Bytes from the sandbox.
+    /// Bytes from the sandbox; of an HTTP request, what was sent upstream, and again if it was sent again.
     pub(crate) bytes_out: u64,
 }
 
@@ -430,6 +433,9 @@ pub(crate) struct SandbarExtension<'a> {
     /// The channel that identified the sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) channel: Option<&'a RecordedChannel>,
+    /// What the sandbox asked for, as it wrote it; in refusals. Without query, password, fields and body.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) attempted: Option<AttemptedText>,
     /// How the traffic is handled: `tunnel`, `intercept`, `hold`, `raw`, `answer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) carried: Option<StableCode>,
@@ -451,6 +457,9 @@ pub(crate) struct SandbarExtension<'a> {
     /// How the attempt ended: `completed`, `failed`, `refused`, `revoked`, `abandoned`, `unknown`; in outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ending: Option<&'static str>,
+    /// How often the request was sent, if more than once: a pooled connection gave no response, and another was tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) sends: Option<u64>,
     /// Bytes of a memory call, for which its class has no member; in outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) traffic: Option<Traffic>,
@@ -488,6 +497,9 @@ pub(crate) struct LastFolded<'a> {
     /// Its destination.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hostname: Option<&'a HostText>,
+    /// What it asked for; in refusals.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) attempted: Option<&'a AttemptedText>,
 }
 
 /// The channel that identified the sandbox.

@@ -158,6 +158,8 @@ struct SandbarView<'a> {
     #[serde(borrow)]
     stage: Cow<'a, str>,
     #[serde(borrow, default)]
+    attempted: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
     event: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
     ending: Option<Cow<'a, str>>,
@@ -233,6 +235,11 @@ impl<'a> RecordView<'a> {
         self.destination().port
     }
 
+    /// Returns what a refused sandbox asked for, as it wrote it.
+    pub fn attempted(&self) -> Option<&str> {
+        self.unmapped.sandbar.attempted.as_deref()
+    }
+
     pub fn rule(&self) -> Option<&str> {
         self.firewall_rule.as_ref().map(|rule| &*rule.name)
     }
@@ -293,8 +300,21 @@ impl RecordFilter {
             && self.decision.is_none_or(|wanted| view.decision() == Some(wanted))
             && is(&self.sandbox, view.sandbox())
             && is(&self.reason, view.status_detail.as_deref())
-            && self.host.as_ref().is_none_or(|host| view.host().is_some_and(|h| host.matches(h)))
+            && self.host.as_ref().is_none_or(|host| {
+                let tried = view.attempted().into_iter().flat_map(attempted_hosts);
+                view.host().into_iter().chain(tried).any(|name| host.matches(name))
+            })
     }
+}
+
+/// Returns the words of an `attempted` without scheme, user and port: among them are its hosts.
+fn attempted_hosts(attempted: &str) -> impl Iterator<Item = &str> {
+    attempted.split_ascii_whitespace().map(|word| {
+        let word = word.split_once("://").map_or(word, |(_, rest)| rest);
+        let word = word.rsplit_once('@').map_or(word, |(_, rest)| rest);
+        let port = word.rsplit_once(':').filter(|(_, port)| port.bytes().all(|digit| digit.is_ascii_digit()));
+        port.map_or(word, |(host, _)| host)
+    })
 }
 
 /// A host pattern as in a policy: `x.com` is that name, `*.x.com` names below it, `.x.com` both.
@@ -500,6 +520,22 @@ mod tests {
             (".x.com", "evilx.com", false),
         ] {
             assert_eq!(HostFilter::parse(pattern).matches(host), expected, "{pattern} {host}");
+        }
+    }
+
+    #[test]
+    fn the_hosts_of_an_attempt_are_found_in_whatever_was_written() {
+        for (attempted, host) in [
+            ("CONNECT denied.test:443", "denied.test"),
+            ("GET http://allowed.test:80 denied.test:80 /x", "denied.test"),
+            ("GET https://***@denied.test /x", "denied.test"),
+            ("SOCKS BIND 192.0.2.7:80", "192.0.2.7"),
+            ("denied.test AAAA", "denied.test"),
+        ] {
+            let filter = HostFilter::parse(host);
+            assert!(attempted_hosts(attempted).any(|name| filter.matches(name)), "{attempted}");
+            let other = HostFilter::parse("enied.test");
+            assert!(!attempted_hosts(attempted).any(|name| other.matches(name)), "{attempted}");
         }
     }
 

@@ -615,6 +615,7 @@ mod tests {
         (QueuedRecord { draft, waiter: Some(sender) }, receiver)
     }
 
+    // proves: log.durability
     #[test]
     fn p7_lines_before_a_tear_are_released_only_as_durable_as_promised() {
         for durability in [LogDurability::Disk, LogDurability::Process] {

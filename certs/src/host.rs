@@ -42,7 +42,7 @@ impl HostName {
         }
         match text.parse::<IpAddr>() {
             Ok(address) => Ok(address.into()),
-            Err(_) => Host::parse(text)?.try_into(),
+            Err(_) => Host::parse_written(text)?.try_into(),
         }
     }
 

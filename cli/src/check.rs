@@ -1,9 +1,11 @@
 //! `sandbar check`: parses and compiles policies, runs their tests, and prints the effective rules.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::ExitCode;
 
 use proxy::admin::explain::budget_json;
+use proxy::credential::FileAccess;
 use rules::host_set::PatternHit;
 use rules::policy::{Policy, Rule};
 use rules::terms::TermValue;
@@ -41,6 +43,15 @@ pub(crate) fn check(args: &CheckArgs, output: OutputOptions) -> anyhow::Result<E
             return Ok(ExitCode::from(EXIT_BAD_INPUT));
         }
     };
+    if let Some(exposed) = check_credential_files(&sources)? {
+        match output.json {
+            true => {
+                print_json(&json!({ "ok": false, "problems": [{ "level": "error", "message": exposed }] }))
+            }
+            false => anstream::eprintln!("{} {exposed}", paint(crate::terminal::BAD, "error:")),
+        }
+        return Ok(ExitCode::from(EXIT_BAD_INPUT));
+    }
     let outcomes = rules.run_tests();
     let failed = outcomes.iter().filter(|outcome| !outcome.has_passed()).count();
     if output.json {
@@ -54,6 +65,29 @@ pub(crate) fn check(args: &CheckArgs, output: OutputOptions) -> anyhow::Result<E
         print_result(&rules, &sources, outcomes.len(), failed);
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NEGATIVE) })
+}
+
+/// Returns which credential file other users can write: `serve` refuses it. Warns of those that they can read. A file
+/// that is not on this machine is not checked.
+fn check_credential_files(sources: &LoadSources) -> anyhow::Result<Option<String>> {
+    let Some(operator) = &sources.operator else { return Ok(None) };
+    let base = Path::new(&operator.path).parent().unwrap_or(Path::new(""));
+    for credential in proxy::app::load_config(sources)?.credentials {
+        let (name, path) = (credential.name, base.join(&credential.file));
+        let shown = path.display();
+        match FileAccess::of(&path) {
+            Ok(FileAccess::WrittenByOthers { mode }) => {
+                let why = format!("other users can write {shown} (mode {mode:03o}): chmod 600 {shown}");
+                return Ok(Some(format!("credential `{name}`: {why}")));
+            }
+            Ok(FileAccess::ReadByOthers { mode }) => anstream::eprintln!(
+                "{} credential `{name}`: every user of the machine can read {shown} (mode {mode:03o})",
+                paint(crate::terminal::WARN, "warning:")
+            ),
+            Ok(FileAccess::Private) | Err(_) => {}
+        }
+    }
+    Ok(None)
 }
 
 /// Prints the errors that keep a policy from loading; every command that loads one uses it.

@@ -362,6 +362,42 @@ mod tests {
         }
     }
 
+    // proves: allow.dns_bits_per_hour, allow.budget.dns_bits_per_hour, budget.dns_bits_per_hour
+    #[test]
+    fn p14_each_key_for_bits_bounds_what_leaves() {
+        let passed = |rule: &str, policy: &str| {
+            let text = format!(
+                "name = \"p\"\n[[allow]]\nname = \"wide\"\nhosts = [\"*.a.example\"]\n{rule}\n{policy}\n"
+            );
+            let file = SourceFile { path: "p.toml".into(), bytes: text.into() };
+            let rules =
+                compile(&LoadSources { policies: vec![file], ..LoadSources::default() }, &[]).unwrap();
+            let now = Instant::now();
+            let mut budget = DnsBudget::new(1_000_000, now);
+            let leaves = |at: &usize| {
+                let text = format!("{at:04}{}.a.example", "x".repeat(26));
+                let (permit, key) = (
+                    permit(&rules, &text, QueryType::A),
+                    wire_key(&DomainName::parse(&text).unwrap(), QueryType::A),
+                );
+                let octets = permit.lookup().chosen_octets;
+                let choice = QueryChoice { key: &key, octets, types: 1, pattern_bits: 0.0 };
+                budget.charge(&permit, &choice, now).is_ok()
+            };
+            (0..500).take_while(leaves).count()
+        };
+        let free = passed("", "");
+        assert!(free > 4, "{free}");
+        for (rule, policy) in [
+            ("dns_bits_per_hour = 200", ""),
+            ("budget = { dns_bits_per_hour = 200 }", ""),
+            ("", "[budget]\ndns_bits_per_hour = 200"),
+        ] {
+            let bounded = passed(rule, policy);
+            assert!((1..free).contains(&bounded), "{rule}{policy}: {bounded} of {free}");
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(256))]
 

@@ -158,13 +158,7 @@ impl<'a> DnsQuery<'a> {
 
     /// Returns the labels of the name, without the root.
     pub fn labels(&self) -> impl Iterator<Item = &'a [u8]> {
-        let mut rest = self.question;
-        std::iter::from_fn(move || {
-            let (length, after) = rest.split_first()?;
-            let (label, after) = after.split_at_checked(usize::from(*length))?;
-            rest = after;
-            (*length != 0).then_some(label)
-        })
+        labels(self.question)
     }
 
     /// Returns the name in its normal form.
@@ -182,8 +176,7 @@ impl<'a> DnsQuery<'a> {
 
     /// Returns the name as sent, for the record, with octets other than printable ASCII escaped.
     pub fn display_name(&self) -> String {
-        let labels: Vec<String> = self.labels().map(|label| label.escape_ascii().to_string()).collect();
-        if labels.is_empty() { ".".to_owned() } else { labels.join(".") }
+        display_labels(self.labels())
     }
 
     /// Writes the cache key, name in lower case and type in wire form, into `buffer`.
@@ -401,6 +394,29 @@ impl<'a> WireReader<'a> {
         self.read_bytes(usize::from(length))?;
         Some((kind, QueryEdns { payload, version }, root))
     }
+}
+
+/// Splits the labels of a name from `rest`, without the root.
+fn labels(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let (length, after) = rest.split_first()?;
+        let (label, after) = after.split_at_checked(usize::from(*length))?;
+        rest = after;
+        (1..=LABEL_MAX).contains(length).then_some(label)
+    })
+}
+
+/// Joins labels, with octets other than printable ASCII escaped.
+fn display_labels<'a>(labels: impl Iterator<Item = &'a [u8]>) -> String {
+    let labels: Vec<String> = labels.map(|label| label.escape_ascii().to_string()).collect();
+    if labels.is_empty() { ".".to_owned() } else { labels.join(".") }
+}
+
+/// Returns the first name of a packet that is not a valid query, as far as it can be read, for the record of its
+/// refusal.
+pub fn display_question(packet: &[u8]) -> Option<String> {
+    let name = packet.get(HEADER..).filter(|rest| rest.len() > 1)?;
+    Some(display_labels(labels(name).take(NAME_MAX / 2))).filter(|name| name != ".")
 }
 
 /// Returns the cache key of a name and type, the same as [`DnsQuery::wire_key`].

@@ -17,7 +17,9 @@ use crate::cache::CachedAnswer;
 use crate::clean::{CleanAnswer, PermittedQuery};
 use crate::filter::DnsFilter;
 use crate::limits::{TTL_CEILING, TTL_FLOOR, TTL_SYNTHETIC};
-use crate::message::{AnswerSection, DnsQuery, DnsTransport, Ede, QueryError, Rcode, wire_key};
+use crate::message::{
+    AnswerSection, DnsQuery, DnsTransport, Ede, QueryError, Rcode, display_question, wire_key,
+};
 use crate::record;
 use crate::resolver::{Lookup, LookupCaller};
 use crate::reverse_names::parse_reverse_name;
@@ -28,6 +30,8 @@ use crate::state::SandboxState;
 /// Zone transfers (RFC 5936, 1995).
 const TRANSFERS: [u16; 2] = [251, 252];
 const PTR: QueryType = QueryType(12);
+/// Stands for the name of a packet that has none.
+const UNREADABLE: &str = "(unreadable)";
 
 /// How a query arrived, as the kernel reports it.
 #[derive(Clone, Debug)]
@@ -71,7 +75,7 @@ impl DnsFilter {
     pub fn start_query(self: &Arc<Self>, packet: &[u8], arrived: &QueryArrival) -> QueryStep {
         let query = match DnsQuery::parse(packet) {
             Ok(query) => query,
-            Err(error) => return self.answer_malformed(error, arrived),
+            Err(error) => return self.answer_malformed(packet, error, arrived),
         };
         let rules = self.rules.load(); // one snapshot, so one query sees one policy
         let sandbox = match rules.sandboxes().identify(std::slice::from_ref(&arrived.channel)) {
@@ -121,7 +125,7 @@ impl DnsFilter {
 
     /// Answers a packet that is not a valid query. The record is rate limited, so that such packets cannot flood the
     /// log.
-    fn answer_malformed(&self, error: QueryError, arrived: &QueryArrival) -> QueryStep {
+    fn answer_malformed(&self, packet: &[u8], error: QueryError, arrived: &QueryArrival) -> QueryStep {
         let (answer, reason) = match error {
             QueryError::Drop => (QueryStep::Drop, Reason::DnsMalformed),
             QueryError::Malformed(head, rcode) => {
@@ -131,12 +135,18 @@ impl DnsFilter {
                 (QueryStep::Answer(head.bare_answer(rcode)), Reason::DnsOperation)
             }
         };
-        self.record_unread(reason, arrived, None);
+        self.record_unread(packet, reason, arrived, None);
         answer
     }
 
     /// Records a packet or connection that was not processed: not a valid query, or beyond a limit.
-    pub(crate) fn record_unread(&self, reason: Reason, arrived: &QueryArrival, why: Option<String>) {
+    pub(crate) fn record_unread(
+        &self,
+        packet: &[u8],
+        reason: Reason,
+        arrived: &QueryArrival,
+        why: Option<String>,
+    ) {
         let rules = self.rules.load_full();
         self.metrics.unread.increment(1);
         let sandbox = rules.sandboxes().identify(std::slice::from_ref(&arrived.channel)).ok();
@@ -144,8 +154,10 @@ impl DnsFilter {
         if let Some(sandbox) = &sandbox {
             record.set_sandbox(record::subject(sandbox));
         }
-        record.set_facts(record::facts("(unreadable)", QueryType(0)));
+        record.set_facts(record::facts(UNREADABLE, QueryType(0)));
+        let attempted = display_question(packet).unwrap_or_else(|| UNREADABLE.to_owned());
         let refused = record::refusal_details(reason, None, self.policy(&rules));
+        let refused = DecisionDetails { attempted: Some(attempted.into()), ..refused };
         record.post_denial(record::add_message(refused, why));
     }
 

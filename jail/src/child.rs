@@ -2,9 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::process::{Child, Command};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::unistd::{Pid, getpid, setpgid, tcsetpgrp};
@@ -12,6 +10,7 @@ use nix::unistd::{Pid, getpid, setpgid, tcsetpgrp};
 use sys::process as kernel;
 
 use super::seccomp;
+use super::stdio::{CommandStdio, ReadOnlyInput};
 
 /// Exit statuses of env(1): the command cannot be executed, and was not found.
 const EXIT_CANNOT_RUN: u8 = 126;
@@ -28,15 +27,6 @@ pub struct CommandSpec {
     pub streams: CommandStdio,
 }
 
-/// Standard input, output and error of the command.
-#[derive(Clone, Debug)]
-pub enum CommandStdio {
-    /// Those of the caller.
-    Inherited,
-    /// Pipes for input and output; standard error is discarded.
-    Pipes(Arc<[OwnedFd; 2]>),
-}
-
 /// The process group of the command, and whether it owns the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobPlacement {
@@ -48,29 +38,20 @@ pub enum JobPlacement {
     Shared,
 }
 
-impl CommandStdio {
-    /// The file descriptors that must stay open until the command starts.
-    pub(super) fn descriptors(&self) -> Vec<RawFd> {
-        match self {
-            CommandStdio::Inherited => Vec::new(),
-            CommandStdio::Pipes(pipes) => pipes.iter().map(AsRawFd::as_raw_fd).collect(),
-        }
-    }
-}
-
 /// Forks and executes the command. Runs in init.
 ///
 /// # Errors
 ///
 /// Returns the exit status that env(1) would have, and the error.
-pub(super) fn spawn_command(program: &CommandSpec) -> Result<Child, (u8, io::Error)> {
+pub(super) fn spawn_command(program: &CommandSpec, input: &ReadOnlyInput) -> Result<Child, (u8, io::Error)> {
     let Some((first, rest)) = program.words.split_first() else {
         return Err((EXIT_NOT_FOUND, io::ErrorKind::NotFound.into()));
     };
     let (place, blocked) = (program.place, program.blocked);
     let mut command = Command::new(first);
     command.args(rest).env_clear().envs(program.environment.iter().cloned());
-    set_stdio(&mut command, &program.streams).map_err(|error| (EXIT_CANNOT_RUN, error))?;
+    let set = input.set_stdio(&mut command, &program.streams);
+    set.map_err(|error| (EXIT_CANNOT_RUN, error))?;
     let hooked = kernel::before_exec(&mut command, move || drop_privileges(place, &blocked));
     hooked.map_err(|error| (EXIT_CANNOT_RUN, error))?;
     let why = |error: io::Error| {
@@ -78,18 +59,6 @@ pub(super) fn spawn_command(program: &CommandSpec) -> Result<Child, (u8, io::Err
         (if missing { EXIT_NOT_FOUND } else { EXIT_CANNOT_RUN }, error)
     };
     command.spawn().map_err(why)
-}
-
-/// Runs in init.
-fn set_stdio(command: &mut Command, streams: &CommandStdio) -> io::Result<()> {
-    match streams {
-        CommandStdio::Inherited => {}
-        CommandStdio::Pipes(pipes) => {
-            let [input, output] = &**pipes;
-            command.stdin(input.try_clone()?).stdout(output.try_clone()?).stderr(Stdio::null());
-        }
-    }
-    Ok(())
 }
 
 /// Gives up everything that the command must not have. Runs in the command's process, between fork and exec.

@@ -6,7 +6,7 @@
 //! read-only, and credentials are hidden. The command cannot move any of these away, nor a directory or symbolic link
 //! that leads to them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -147,8 +147,27 @@ pub struct FilesystemView {
     pub(super) changes: Vec<(PathBuf, MountAction)>,
     /// Unix sockets of processes outside, at any path.
     pub(super) sockets: Vec<PathBuf>,
-    /// Policies that the command could replace: the proxy reads them once and does not follow edits.
-    pub exposed: BTreeSet<PathBuf>,
+    /// Policies that the command could change: the proxy reads them once and does not follow edits.
+    pub exposed: BTreeMap<PathBuf, PolicyExposure>,
+}
+
+/// How the command could change a policy although its path is read-only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyExposure {
+    /// The file has another hard link.
+    HardLink,
+    /// It is in a directory that the command works in, behind a symbolic link that the command can replace, or in a
+    /// directory that is mounted elsewhere, too, where the command can write.
+    Location,
+}
+
+impl std::fmt::Display for PolicyExposure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            PolicyExposure::HardLink => "has another hard link, through which the command may write it",
+            PolicyExposure::Location => "is in a place where the command can write",
+        })
+    }
 }
 
 impl FilesystemView {
@@ -199,9 +218,9 @@ impl FilesystemView {
         for path in hidden {
             view.protect(&path, MountAction::Hide);
         }
-        view.protect_policies(&options.trusted, &cwd);
-        let exposed = view.protect_policies(&options.policies, &cwd);
         let mounts = MountTable::read();
+        view.protect_policies(&options.trusted, &cwd, &mounts);
+        let exposed = view.protect_policies(&options.policies, &cwd, &mounts);
         view.hide_aliases(&mounts);
         let sockets = list_unix_sockets();
         for socket in sockets.iter().filter_map(real) {
@@ -211,6 +230,17 @@ impl FilesystemView {
         let sockets = sockets.into_iter().chain(aliases).collect();
         Ok(FilesystemView { cwd, changes: view.0, sockets, exposed })
     }
+
+    /// Returns whether the command can write at a real path, as far as the caller can.
+    pub(super) fn is_writable(&self, path: &Path) -> bool {
+        action_for(&self.changes, path) == Some(&MountAction::Writable)
+    }
+}
+
+/// Returns the action that applies to a path: its own, or that of its nearest ancestor with one.
+fn action_for<'a>(changes: &'a [(PathBuf, MountAction)], path: &Path) -> Option<&'a MountAction> {
+    path.ancestors()
+        .find_map(|ancestor| changes.iter().find(|(known, _)| known == ancestor).map(|(_, action)| action))
 }
 
 /// Returns whether `cwd` becomes writable because it is the working directory.
@@ -231,10 +261,12 @@ impl MountPlan {
         self.0.insert(at, (path, action));
     }
 
-    /// Returns the action that applies to a path: its own, or that of its nearest ancestor with one.
     fn action_for(&self, path: &Path) -> Option<&MountAction> {
-        path.ancestors()
-            .find_map(|ancestor| self.0.iter().find(|(known, _)| known == ancestor).map(|(_, action)| action))
+        action_for(&self.0, path)
+    }
+
+    fn is_writable(&self, path: &Path) -> bool {
+        self.action_for(path) == Some(&MountAction::Writable)
     }
 
     /// Makes the working directory writable. If it already is, it does not become a mount of its own, because files
@@ -269,14 +301,22 @@ impl MountPlan {
     }
 
     /// Makes the directories of policies read-only, not the files: editors replace a file, and the mount would stay
-    /// on the old one. Returns the policies that cannot be protected this way, because they are in a directory that
-    /// the command works in or behind a symbolic link that it can replace.
-    fn protect_policies(&mut self, policies: &[PathBuf], cwd: &Path) -> BTreeSet<PathBuf> {
-        let mut exposed = BTreeSet::new();
+    /// on the old one. Returns the policies that cannot be protected this way.
+    fn protect_policies(
+        &mut self,
+        policies: &[PathBuf],
+        cwd: &Path,
+        mounts: &MountTable,
+    ) -> BTreeMap<PathBuf, PolicyExposure> {
+        let mut exposed = BTreeMap::new();
         for named in policies {
             let Ok(policy) = fs::canonicalize(named) else { continue };
-            if find_symlinks(named).iter().any(|link| self.action_for(link) == Some(&MountAction::Writable)) {
-                exposed.insert(named.clone());
+            if find_symlinks(named).iter().any(|link| self.is_writable(link))
+                || mounts.aliases(&policy).iter().any(|alias| self.is_writable(alias))
+            {
+                exposed.insert(named.clone(), PolicyExposure::Location);
+            } else if sys::file::has_writable_link(&policy) {
+                exposed.insert(named.clone(), PolicyExposure::HardLink);
             }
             let dir = if policy.is_dir() { Some(policy.as_path()) } else { policy.parent() };
             let Some(dir) = dir.map(Path::to_owned) else { continue };
@@ -291,7 +331,7 @@ impl MountPlan {
                         .any(|(known, action)| *action == MountAction::Writable && known.starts_with(&dir));
                     if worked_in || cwd.starts_with(&dir) {
                         self.set(Some(policy.clone()), MountAction::ReadOnly);
-                        exposed.insert(policy);
+                        exposed.insert(policy, PolicyExposure::Location);
                         continue;
                     }
                     self.pin(&dir);
@@ -335,39 +375,62 @@ fn list_unix_sockets() -> Vec<PathBuf> {
 
 /// Detects new unix sockets in the network namespace of this process. Runs in the proxy, while the command runs.
 #[derive(Debug, Default)]
-pub struct UnixSocketWatcher(String);
+pub struct UnixSocketWatcher(BTreeSet<SocketEntry>);
 
 impl UnixSocketWatcher {
-    /// Returns the paths of all unix sockets, if the list has changed since the last call. All, not only the new
-    /// ones: a socket that replaced another has the same path.
-    pub fn poll_changes(&mut self) -> Option<Vec<PathBuf>> {
-        let list = fs::read_to_string("/proc/self/net/unix").ok()?;
-        if list == self.0 {
-            return None;
-        }
-        self.0 = list;
-        Some(socket_paths(&self.0))
+    /// Returns the paths of the unix sockets that are new since the last call. One that replaced another has the same
+    /// path and another inode, so it is new.
+    pub fn poll_new(&mut self) -> Vec<PathBuf> {
+        let Ok(list) = fs::read_to_string("/proc/self/net/unix") else { return Vec::new() };
+        let before = std::mem::replace(&mut self.0, parse_sockets(&list));
+        self.0.difference(&before).flat_map(SocketEntry::paths).collect()
     }
+}
+
+/// A unix socket with a path, in the contents of `/proc/net/unix`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct SocketEntry {
+    /// As it was bound, so possibly relative.
+    name: String,
+    /// `None` for a stream that does not listen: one that is about to, or a connection that a listener has accepted.
+    inode: Option<String>,
+}
+
+impl SocketEntry {
+    /// Flag of a socket that listens (`__SO_ACCEPTCON`), and the type of datagram sockets (`SOCK_DGRAM`).
+    const LISTENING: u32 = 0x1_0000;
+    const DATAGRAM: &'static str = "0002";
+
+    /// Parses a line; the eighth column is the name, which may contain spaces.
+    fn parse(line: &str) -> Option<Self> {
+        let (mut columns, mut rest) = ([""; 7], line);
+        for column in &mut columns {
+            (*column, rest) = rest.trim_start().split_once(' ')?;
+        }
+        let [_, _, _, flags, kind, _, inode] = columns;
+        let listens = u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & Self::LISTENING != 0);
+        let inode = (listens || kind == Self::DATAGRAM).then(|| inode.to_owned());
+        Some(SocketEntry { name: rest.to_owned(), inode })
+    }
+
+    fn paths(&self) -> Vec<PathBuf> {
+        match &self.inode {
+            _ if self.name.starts_with('/') => vec![PathBuf::from(&self.name)],
+            Some(inode) => resolve_relative_socket(inode, &self.name),
+            None => Vec::new(),
+        }
+    }
+}
+
+/// Parses the contents of `/proc/net/unix`, without abstract sockets.
+fn parse_sockets(list: &str) -> BTreeSet<SocketEntry> {
+    list.lines().filter_map(SocketEntry::parse).filter(|entry| !entry.name.starts_with('@')).collect()
 }
 
 /// Returns the paths in the contents of `/proc/net/unix`. A socket that was bound by a relative path appears there
 /// with that relative path only.
 fn socket_paths(list: &str) -> Vec<PathBuf> {
-    let named = list.lines().filter_map(parse_socket_entry).filter(|(_, name)| !name.starts_with('@'));
-    let (absolute, relative): (Vec<_>, Vec<_>) = named.partition(|(_, name)| name.starts_with('/'));
-    let absolute = absolute.into_iter().map(|(_, name)| PathBuf::from(name));
-    absolute
-        .chain(relative.into_iter().flat_map(|(inode, name)| resolve_relative_socket(inode, name)))
-        .collect()
-}
-
-/// Parses inode and name of a socket: the seventh column, and the eighth, which may contain spaces.
-fn parse_socket_entry(line: &str) -> Option<(&str, &str)> {
-    let (mut inode, mut rest) = ("", line);
-    for _ in 0..7 {
-        (inode, rest) = rest.trim_start().split_once(' ')?;
-    }
-    Some((inode, rest))
+    parse_sockets(list).iter().flat_map(SocketEntry::paths).collect()
 }
 
 /// Resolves a relative socket path against the working directory of every process that holds the socket. The result
@@ -544,7 +607,15 @@ mod tests {
             ffff8882: 00000002 00000000 00010000 0001 01 12347 @/abstract\n";
         assert_eq!(socket_paths(list), [PathBuf::from("/run/with space.sock")]);
         let part = "0000000000000000: 00000002 00000000 00010000 0001 01   317 part/of.sock";
-        assert_eq!(parse_socket_entry(part), Some(("317", "part/of.sock")));
+        let wanted = SocketEntry { name: "part/of.sock".to_owned(), inode: Some("317".to_owned()) };
+        assert_eq!(SocketEntry::parse(part), Some(wanted));
+        let accepted = "ffff8883: 00000003 00000000 00000000 0001 03 12348 /run/daemon.sock";
+        let wanted = SocketEntry { name: "/run/daemon.sock".to_owned(), inode: None };
+        assert_eq!(
+            SocketEntry::parse(accepted),
+            Some(wanted),
+            "each connection to a daemon is not a new socket"
+        );
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("one.sock");
         let _listening = std::os::unix::net::UnixListener::bind(&path).unwrap();

@@ -28,6 +28,7 @@ use super::filesystem_view::FilesystemView;
 use super::namespaces::{self, NamespaceOwner};
 use sys::process as kernel;
 
+use super::stdio::{self, ReadOnlyInput};
 use super::{firewall, mounts, network};
 
 /// Everything needed to create a jail.
@@ -77,7 +78,7 @@ pub(super) fn run_keeper(plan: &JailPlan, channel: UnixStream, alive: OwnedFd) -
 /// Signals of the terminal are meant for the command. The directory is opened now because the keeper shares init's
 /// mount namespace, in which it will be hidden by the time the keeper has to remove the socket.
 fn prepare_keeper(plan: &JailPlan, own: &[RawFd]) -> anyhow::Result<OwnedFd> {
-    let keep_open = [own, &plan.program.streams.descriptors()].concat();
+    let keep_open = [own, &stdio::descriptors(&plan.program.streams)].concat();
     kernel::close_all_but(&keep_open).context("cannot close inherited file descriptors")?;
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&SigSet::all()), None)?;
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -126,8 +127,11 @@ fn open_sigchld() -> nix::Result<SignalFd> {
 /// The main function of init: sets up the jail, runs the command, reports how it exited.
 fn run_init(plan: &JailPlan, channel: &UnixStream, users: NamespaceOwner) -> ! {
     let report = match start_in_jail(plan, channel, users) {
-        Ok(Some(mut command)) => match supervise(&mut command, plan.program.place, channel) {
-            Ok(Some(exit)) => JailReport::Ended(exit),
+        Ok(Some((mut command, input))) => match supervise(&mut command, plan.program.place, channel) {
+            Ok(Some(exit)) => {
+                input.give_offset_back();
+                JailReport::Ended(exit)
+            }
             Ok(None) => kernel::exit(0), // the proxy is gone; exiting kills everything inside
             Err(error) => JailReport::Failed(format!("{error:#}")),
         },
@@ -147,9 +151,10 @@ fn start_in_jail(
     plan: &JailPlan,
     channel: &UnixStream,
     users: NamespaceOwner,
-) -> anyhow::Result<Option<Child>> {
+) -> anyhow::Result<Option<(Child, ReadOnlyInput)>> {
     set_pdeathsig(Signal::SIGKILL)?;
     kernel::join_new_keyring().context("cannot join a new session keyring")?;
+    let input = ReadOnlyInput::open(&plan.program.streams)?;
     mounts::mount_view(&plan.view, plan.terminal.as_deref(), users)?;
     let denied = || namespaces::explain_failure(None);
     let versions = network::set_up_loopback().with_context(|| format!("cannot set up `lo`; {}", denied()))?;
@@ -171,10 +176,10 @@ fn start_in_jail(
         files.push((name, STANDARD.decode(content)?));
     }
     mounts::write_trust_files(&files).context("cannot write the trust files")?;
-    match child::spawn_command(&plan.program) {
+    match child::spawn_command(&plan.program, &input) {
         Ok(command) => {
             control_channel::send(channel, &JailReport::Started)?;
-            Ok(Some(command))
+            Ok(Some((command, input)))
         }
         Err((status, error)) => {
             let first = plan.program.words.first().map(|word| word.display().to_string());
@@ -253,7 +258,7 @@ fn handle_request(request: &JailRequest, command: Pid, place: JobPlacement) {
     };
     match request {
         JailRequest::Cover(sockets) => sockets.iter().for_each(|socket| {
-            mounts::hide_socket(socket).unwrap_or_default(); // the proxy sends it again with its next list
+            mounts::hide_socket(socket).unwrap_or_default(); // it may be gone again
         }),
         JailRequest::Go { .. } => {}
         JailRequest::Resume { foreground } => {

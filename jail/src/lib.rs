@@ -23,7 +23,7 @@
 //! | other addresses, routes, firewall rules; raw and packet sockets | no capabilities; its own network namespace | `child`, `namespaces` |
 //! | sockets of other families (vsock, bluetooth, packet, alg, xdp), `io_uring` | refused by the seccomp filter | `seccomp` |
 //! | abstract unix sockets | belong to the network namespace | `namespaces` |
-//! | unix sockets by path: containers, agents, D-Bus, X11, Wayland, admin | `/run`, `/tmp` and the runtime directory are new; sockets elsewhere are covered, within a second if created later | `filesystem_view`, `mounts` |
+//! | unix sockets by path: containers, agents, D-Bus, X11, Wayland, admin | `/run`, `/tmp` and the runtime directory are new; sockets elsewhere are covered, within about 50 ms if created later | `filesystem_view`, `mounts` |
 //! | processes outside: `/proc`, `ptrace`, signals | its own pid namespace; keeper and init are not dumpable | `namespaces`, `init` |
 //! | shared memory, semaphores, message queues | its own IPC namespace; `/dev/shm` is new | `namespaces`, `mounts` |
 //! | policies, lists | read-only; read once where that is impossible | `filesystem_view` |
@@ -36,7 +36,8 @@
 //! | typing into the terminal (`TIOCSTI`, `TIOCLINUX`), other terminals | refused by the seccomp filter; its own `devpts` | `seccomp`, `mounts` |
 //! | keys of the session | its own session keyring; no key calls | `init`, `seccomp` |
 //! | set-user-id programs, file capabilities | `no_new_privs`, empty bounding set, `nosuid` | `child`, `mounts` |
-//! | inherited file descriptors | closed | `init`, `child` |
+//! | files given as standard streams, opened again through `/proc/self/fd` | read-only mount for input, pipe for output | `stdio` |
+//! | other inherited file descriptors | closed | `init`, `child` |
 //! | outliving the proxy, or its timeout | killed with it, in any process group | `init` |
 
 mod child;
@@ -50,6 +51,7 @@ pub mod netlink;
 mod network;
 mod paths;
 mod seccomp;
+mod stdio;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -62,13 +64,14 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use nix::unistd::Pid;
 
-pub use child::{CommandSpec, CommandStdio, JobPlacement};
+pub use child::{CommandSpec, JobPlacement};
 pub use control_channel::CommandExit;
 use control_channel::{JailReport, JailRequest};
 pub use filesystem_view::{FilesystemView, UnixSocketWatcher, ViewOptions, command_environment};
 pub use init::{JailPlan, terminal_device};
 pub use mounts::{TRUST_DIR, runtime_dir};
 pub use namespaces::blocking_setting;
+pub use stdio::{CommandStdio, CommandStream, CopyDirection, StreamCopy, confine_stdio};
 use sys::process as kernel;
 pub use sys::process::{ReceivedSignal, next_signal};
 

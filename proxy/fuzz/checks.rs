@@ -36,7 +36,7 @@ pub(super) fn head(data: &[u8]) {
             panic!("the rewritten head cannot be parsed: {bytes:?}");
         };
         assert!(!fresh.is_absolute() && fresh.host() == read.host(), "{fresh:?}");
-        assert_eq!((&fresh.method, fresh.chunked), (&read.method, read.chunked));
+        assert_eq!((&fresh.method, fresh.body), (&read.method, read.body));
     }
 }
 
@@ -47,7 +47,7 @@ pub(super) fn chunks(data: &[u8]) {
     let mut cut = ChunkValidator::default();
     let at = data.first().map_or(0, |first| usize::from(*first) % data.len());
     let parts = data[..at].chunks(1).chain([&data[at..]]).map(|part| cut.validate(part));
-    assert_eq!(parts.collect::<Result<Vec<_>, _>>().map(|_| ()), judged);
+    assert_eq!(parts.sum::<Result<usize, _>>(), judged);
     let done = judged.is_ok() && whole.is_done();
     assert_eq!(done, parse_chunked(data).is_some(), "{}", data.escape_ascii());
 }
@@ -89,16 +89,7 @@ fn parse_chunked(mut data: &[u8]) -> Option<()> {
         }
         data = data.get(size..)?.strip_prefix(b"\r\n")?;
     }
-    let mut spare = 0;
-    loop {
-        match take_line(&mut data)? {
-            b"" => return Some(()),
-            trailer => spare += trailer.len(),
-        }
-        if spare > 4096 {
-            return None;
-        }
-    }
+    take_line(&mut data).filter(|line| line.is_empty()).map(drop)
 }
 
 fn take_line<'a>(data: &mut &'a [u8]) -> Option<&'a [u8]> {

@@ -7,13 +7,15 @@ use rules::load::problem::Problem;
 use rules::load::{list_files, policy_dir};
 use rules::pattern::{HostPattern, PatternWidth};
 use rules::probe::PolicyProbe;
-use rules::url_path::{CanonicalPath, PathPattern};
+use rules::url_path::{CanonicalPath, PathPattern, RequestPath};
 use rules::{DomainName, Host, LoadSources, RuleSet, SourceFile, compile};
 
 /// A name is refused, or its normal form parses to itself.
 pub(super) fn name(data: &[u8]) {
     drop(DomainName::from_labels(data.split(|byte| *byte == b'.')));
-    let Ok(name) = DomainName::parse_bytes(data) else { return };
+    let Ok(text) = str::from_utf8(data) else { return };
+    let Ok(name) = DomainName::parse(text) else { return };
+    assert!(text.is_ascii() || Host::parse(text).is_err(), "a name in traffic is ASCII");
     let plain = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
     assert!(name.as_str().bytes().all(plain), "{name:?}");
     assert_eq!(DomainName::parse(name.as_str()).as_ref(), Ok(&name));
@@ -43,8 +45,16 @@ pub(super) fn path(data: &[u8]) {
         assert_eq!(CanonicalPath::parse(path.as_str()).as_ref(), Ok(&path));
         assert!(!path.as_str().contains("/../") && !path.as_str().contains("//"));
     }
+    if let Ok(path) = RequestPath::parse(text) {
+        assert_eq!(RequestPath::parse(path.as_str()).as_ref(), Ok(&path));
+        assert!(
+            CanonicalPath::parse(&path.as_str().replace("%2F", "/")).is_ok(),
+            "{path:?} has two readings"
+        );
+        assert_eq!(path.has_encoded_slash(), CanonicalPath::parse(text).is_err(), "{path:?}");
+    }
     if let Ok(pattern) = PathPattern::parse(text) {
-        let example = CanonicalPath::parse(&pattern.example());
+        let example = RequestPath::parse(&pattern.example());
         assert!(example.is_ok_and(|path| pattern.matches(&path)), "{pattern}");
     }
 }

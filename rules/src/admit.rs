@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::decide::find_address_deny;
+use crate::decide::{PartialDenial, RequestView, find_address_deny};
 use crate::decision::{AddressAdmission, Denial, DialPermit, Permit, Treatment};
 use crate::facts::Facts;
 use crate::name::Host;
@@ -27,8 +27,9 @@ impl RuleSet {
         for address in resolved.iter().map(IpAddr::to_canonical).take(MAX_ADDRESSES) {
             match self.check_address(permit, address) {
                 Ok(()) => addresses.push(address),
-                Err(reason) if refused.address.is_none() => {
-                    refused = Denial { reason, address: Some(address), ..refused };
+                Err(PartialDenial { reason, rule, layer }) if refused.address.is_none() => {
+                    let rule = rule.or(refused.rule);
+                    refused = Denial { reason, rule, layer, address: Some(address), ..refused };
                 }
                 Err(_) => {}
             }
@@ -39,23 +40,24 @@ impl RuleSet {
         }
     }
 
-    fn check_address(&self, permit: &Permit, address: IpAddr) -> Result<(), Reason> {
+    fn check_address(&self, permit: &Permit, address: IpAddr) -> Result<(), PartialDenial> {
         let layers = self.layers.get(permit.sandbox()).ok_or(Reason::UnknownSandbox)?;
         if self.is_own_listener(address, permit.port()) {
-            return Err(Reason::OwnAddress);
+            return Err(Reason::OwnAddress.into());
         }
-        if find_address_deny(layers, address, permit.port()).is_some() {
-            return Err(Reason::DeniedByRule);
+        if let Some(denied) = find_address_deny(layers, address, permit.port(), request_view(permit)) {
+            return Err(denied);
         }
         if !is_guarded(permit)
             && layers.policies().any(|policy| is_memory_address(policy, address, permit.port()))
         {
-            return Err(Reason::MemoryOperation);
+            return Err(Reason::MemoryOperation.into());
         }
         if matches!(permit.host(), Host::Address(wanted) if *wanted != address) {
-            return Err(Reason::AddressNotExpected);
+            return Err(Reason::AddressNotExpected.into());
         }
-        permit.terms.admission.iter().try_for_each(|layer| check_layer(layer, address))
+        permit.terms.admission.iter().try_for_each(|layer| check_layer(layer, address))?;
+        Ok(())
     }
 
     /// Returns whether Sandbar itself listens there.
@@ -69,6 +71,16 @@ impl RuleSet {
         };
         let same_port = |own: &&SocketAddr| port.is_some_and(|port| own.port() == port);
         self.own.iter().filter(same_port).any(|own| address_forms(address).any(|form| matches(own, form)))
+    }
+}
+
+/// Returns what a deny rule for addresses can judge: the permit's request, requests that follow, or none at all.
+fn request_view(permit: &Permit) -> RequestView<'_> {
+    match (permit.facts(), permit.treatment()) {
+        (Facts::Request(request), _) => RequestView::Seen(request),
+        (Facts::Memory(memory), _) => RequestView::Seen(&memory.request),
+        (Facts::Connect(_), Treatment::Raw | Treatment::Tunnel) => RequestView::Never,
+        (Facts::Connect(_) | Facts::Name(_), _) => RequestView::Later,
     }
 }
 

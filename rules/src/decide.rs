@@ -14,12 +14,12 @@ use crate::load::GRANTS_POLICY;
 use crate::memory;
 use crate::name::Host;
 use crate::network::{address_forms, forbidden_range};
-use crate::policy::{MatchedEntry, Policy, Rule, RuleAction, RuleMatch, matching_rules};
+use crate::policy::{MatchedEntry, Rule, RuleAction, RuleMatch, matching_rules};
 use crate::reason::Reason;
 use crate::ruleset::{BaseLayer, RuleSet, SandboxLayers, Tier};
 use crate::sandbox::SandboxRef;
 use crate::special_names;
-use crate::url_path::{CanonicalPath, PathSpecificity};
+use crate::url_path::{PathSpecificity, RequestPath};
 
 impl RuleSet {
     /// Decides one attempt of `sandbox`.
@@ -124,9 +124,9 @@ impl RuleSet {
 /// A denial that still lacks the generation and digest of the rule set.
 #[derive(Debug)]
 pub(crate) struct PartialDenial {
-    reason: Reason,
-    rule: Option<RuleRef>,
-    layer: PolicyLayer,
+    pub(crate) reason: Reason,
+    pub(crate) rule: Option<RuleRef>,
+    pub(crate) layer: PolicyLayer,
 }
 
 impl From<Reason> for PartialDenial {
@@ -230,24 +230,31 @@ impl<'a> AttemptContext<'a> {
                 }
             }
         }
-        match (self.host, self.stage.request()) {
-            (Host::Address(address), _) if find_address_deny(self.layers, *address, self.port).is_some() => {
-                Err(Reason::DeniedByRule.into())
-            }
-            (Host::Address(_) | Host::Name(_), _) => Ok(()),
-        }
+        let Host::Address(address) = self.host else { return Ok(()) };
+        let view = self.stage.request().map_or(RequestView::Later, RequestView::Seen);
+        find_address_deny(self.layers, *address, self.port, view).map_or(Ok(()), Err)
     }
 
     fn denial_reason(&self, matched: &RuleMatch<'_>) -> Option<Reason> {
-        let rule = matched.rule;
-        let on_port = self.port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
-        if !rule.is_deny() || !on_port {
-            return None;
-        }
-        match self.stage.request() {
-            None => (!rule.filters_requests()).then_some(Reason::DeniedByRule),
-            Some(request) => deny_reason(rule, request),
-        }
+        let request = self.stage.request();
+        let view = request.map_or(RequestView::Later, RequestView::Seen);
+        let is_spelled_out = || request.is_some_and(|request| self.is_spelled_out(request));
+        deny_reason(matched, self.port, view)
+            .filter(|reason| *reason != Reason::AmbiguousPath || !is_spelled_out())
+    }
+
+    /// Returns whether an allow rule of the sandbox allows this path by spelling its encoded slashes, so that a deny rule
+    /// that matches under neither reading of them leaves it alone.
+    fn is_spelled_out(&self, request: &RequestFacts) -> bool {
+        let Ok(path) = RequestPath::parse(&request.path) else { return false };
+        let spells = |rule: &Rule| {
+            let mut paths = rule.paths().unwrap_or(&[]).iter();
+            paths.any(|pattern| !pattern.is_everything() && pattern.matches(&path))
+        };
+        self.own
+            .iter()
+            .filter(|matched| !matched.rule.is_deny() && self.is_on_port(matched))
+            .any(|matched| spells(matched.rule) && check_filters(matched.rule, request).is_ok())
     }
 
     /// Refuses plain requests to a memory service, whatever other rule names its host and port: only the guard
@@ -443,7 +450,7 @@ impl<'a> DecisionStage<'a> {
 /// Precedence among the rules that allow an attempt; fields compare in order.
 ///
 /// A memory rule wins for its host. A rule of a policy wins over a grant, even a more specific one, so that a grant
-/// never bypasses the rule's budgets, credential and inspection. Then the most specific host wins, then path.
+/// never bypasses the rule's budgets and credential. Then the most specific host wins, then path.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct RuleRank {
     memory: bool,
@@ -499,51 +506,81 @@ fn check_request(
     }
 }
 
-/// Checks the method and path of a request against a rule's filters; an absent filter matches everything.
+/// Checks the method and path of a request against a rule's filters; an absent filter matches everything, and an encoded
+/// slash only a pattern that spells it.
 pub(crate) fn check_filters(rule: &Rule, request: &RequestFacts) -> Result<PathSpecificity, RuleMiss> {
     if rule.methods().is_some_and(|methods| !methods.contains(&request.method)) {
         return Err(rule_miss(5, Reason::MethodNotAllowed));
     }
     let Some(paths) = rule.paths() else { return Ok(PathSpecificity::default()) };
     let everything = paths.iter().any(|pattern| pattern.is_everything());
-    let Ok(path) = CanonicalPath::parse(&request.path) else {
-        let ambiguous = rule_miss(6, Reason::AmbiguousPath);
+    let ambiguous = rule_miss(6, Reason::AmbiguousPath);
+    let Ok(path) = RequestPath::parse(&request.path) else {
         return everything.then(PathSpecificity::default).ok_or(ambiguous);
     };
+    let missed = if path.has_encoded_slash() { ambiguous } else { rule_miss(6, Reason::PathNotAllowed) };
     let matching = paths.iter().filter(|pattern| pattern.matches(&path));
-    matching.map(|pattern| pattern.specificity()).max().ok_or(rule_miss(6, Reason::PathNotAllowed))
+    matching.map(|pattern| pattern.specificity()).max().ok_or(missed)
 }
 
-/// Returns why a deny rule refuses a request, if it does; denying a path also denies it with a trailing slash.
-fn deny_reason(rule: &Rule, request: &RequestFacts) -> Option<Reason> {
-    let trimmed = || CanonicalPath::parse(&request.path).ok().and_then(|path| path.without_slash());
+/// What Sandbar sees of the requests that a deny rule may filter.
+#[derive(Clone, Copy)]
+pub(crate) enum RequestView<'a> {
+    /// Each request is decided by itself, later.
+    Later,
+    /// Requests pass unseen.
+    Never,
+    Seen(&'a RequestFacts),
+}
+
+/// Returns why a rule denies an attempt, if it does. Where requests pass unseen, one that the rule denies could be
+/// among them.
+fn deny_reason(matched: &RuleMatch<'_>, port: Option<u16>, view: RequestView<'_>) -> Option<Reason> {
+    let rule = matched.rule;
+    let on_port = port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
+    if !rule.is_deny() || !on_port {
+        return None;
+    }
+    match view {
+        RequestView::Later if rule.filters_requests() => None,
+        RequestView::Later | RequestView::Never => Some(Reason::DeniedByRule),
+        RequestView::Seen(request) => deny_request_reason(rule, request),
+    }
+}
+
+/// Returns why a deny rule refuses a request, if it does; denying a path also denies it with a trailing slash, and with
+/// slashes encoded.
+fn deny_request_reason(rule: &Rule, request: &RequestFacts) -> Option<Reason> {
     match check_filters(rule, request).map_err(|miss| miss.reason) {
         Ok(_) => Some(Reason::DeniedByRule),
-        Err(Reason::AmbiguousPath) => Some(Reason::AmbiguousPath),
-        Err(Reason::PathNotAllowed) => {
-            let path = trimmed()?;
-            let patterns = rule.paths().unwrap_or(&[]);
-            patterns.iter().any(|pattern| pattern.matches(&path)).then_some(Reason::DeniedByRule)
+        Err(missed @ (Reason::AmbiguousPath | Reason::PathNotAllowed)) => {
+            let Ok(path) = RequestPath::parse(&request.path) else { return Some(missed) };
+            let denied = rule.paths().unwrap_or(&[]).iter().any(|pattern| pattern.denies(&path));
+            let reason = if denied { Reason::DeniedByRule } else { missed };
+            (reason != Reason::PathNotAllowed).then_some(reason)
         }
         Err(_) => None,
     }
 }
 
-/// Returns the policy that denies an address for all requests, whatever name led to it; also checks IPv4 addresses
+/// Returns the denial of the rule that denies an address, whatever name led to it; also checks IPv4 addresses
 /// embedded in IPv6 ones.
 pub(crate) fn find_address_deny(
     layers: &SandboxLayers,
     address: IpAddr,
     port: Option<u16>,
-) -> Option<&Policy> {
-    let denied = |form: IpAddr, policy: &std::sync::Arc<Policy>| {
-        matching_rules(policy, &Host::Address(form)).any(|matched| {
-            let on_port = port.map_or_else(|| matched.is_on_every_port(), |port| matched.has_port(port));
-            matched.rule.is_deny() && !matched.rule.filters_requests() && on_port
+    view: RequestView<'_>,
+) -> Option<PartialDenial> {
+    let base = layers.base_policies().iter().map(|policy| (policy, PolicyLayer::Base));
+    let own = layers.sandbox.iter().map(|policy| (policy, PolicyLayer::Sandbox));
+    base.chain(own).find_map(|(policy, layer)| {
+        address_forms(address).find_map(|form| {
+            matching_rules(policy, &Host::Address(form)).find_map(|matched| {
+                let reason = deny_reason(&matched, port, view)?;
+                Some(PartialDenial::from_rule(reason, layer, &matched))
+            })
         })
-    };
-    let policy = layers.policies().find(|policy| address_forms(address).any(|form| denied(form, policy)));
-    policy.map(|policy| &**policy)
+    })
 }
 
 pub(crate) fn rule_ref(matched: &RuleMatch<'_>, layer: PolicyLayer) -> RuleRef {

@@ -47,8 +47,6 @@ pub(crate) struct PermitTerms {
     pub(crate) base_budgets: Option<(RuleRef, Budgets)>,
     pub(crate) credential: Option<CredentialName>,
     pub(crate) is_credential_host: bool,
-    pub(crate) may_receive_memory: bool,
-    pub(crate) inspect: bool,
     pub(crate) facts: Facts,
 }
 
@@ -189,14 +187,6 @@ impl Permit {
     /// sandbox's own.
     pub fn is_credential_host(&self) -> bool {
         self.terms.is_credential_host
-    }
-
-    pub fn may_receive_memory(&self) -> bool {
-        self.terms.may_receive_memory
-    }
-
-    pub fn inspect(&self) -> bool {
-        self.terms.inspect
     }
 
     /// Returns whether `other` permits the same sandbox the same, ignoring generation and identity.

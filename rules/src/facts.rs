@@ -207,6 +207,16 @@ impl RequestAuthority {
         let (host, port) = split_port(text)?;
         Ok(RequestAuthority { host: Host::parse(host)?, port })
     }
+
+    /// The same for text that people write: a Unicode name becomes A-labels.
+    ///
+    /// # Errors
+    ///
+    /// As [`RequestAuthority::parse`].
+    pub fn parse_written(text: &str) -> Result<Self, NameError> {
+        let (host, port) = split_port(text)?;
+        Ok(RequestAuthority { host: Host::parse_written(host)?, port })
+    }
 }
 
 impl QueryType {

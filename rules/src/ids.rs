@@ -82,6 +82,11 @@ ids! {
     Tenant(b"", MAX_ID);
 }
 
+impl ProfileName {
+    /// The profiles that the memory guard has.
+    pub const BUILT_IN: [&str; 1] = ["astrocyte"];
+}
+
 impl BankId {
     /// Returns the environment before the first colon: `staging:team-a` belongs to `staging`.
     pub fn environment(&self) -> Option<Environment> {

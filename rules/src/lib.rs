@@ -32,6 +32,7 @@ pub mod sandbox;
 pub mod share;
 mod special_names;
 pub mod terms;
+pub mod treatment;
 pub mod url_path;
 
 pub use admit::MAX_ADDRESSES;

@@ -63,7 +63,7 @@ limits! {
     head_bytes = 32_768, at most 262_144;
     /// Header fields of a request.
     head_fields = 100, at most 250;
-    /// Seconds from the first byte of a request head to its last.
+    /// Seconds from the first byte of a request head to its last; over HTTP/2, to the end of its last CONTINUATION.
     head_seconds = 10, at most 120;
     /// Seconds an HTTP connection may wait for its next request.
     keep_alive_seconds = 75, at most 3_600;
@@ -75,18 +75,20 @@ limits! {
     answer_head_bytes = 65_536, at most 1_048_576;
     /// Header fields of a response.
     answer_head_fields = 200, at most 1_000;
-    /// Seconds to connect to one address of a host, including TLS.
+    /// Interim responses (status 1xx) before the response to a request.
+    interim_answers = 32, at most 1_000;
+    /// Seconds to connect to a host, whichever of its addresses answers, including TLS.
     connect_seconds = 10, at most 120;
     /// Seconds until the first byte of a response.
     first_byte_seconds = 300, at most 3_600;
+    /// Least bytes per second of a body, on average over `idle_seconds`: of a request until the response begins, and of a response that announces its length.
+    body_bytes_per_second = 100, at most 1_000_000;
     /// Seconds without a byte in either direction of a request or an upgraded connection.
     idle_seconds = 300, at most 86_400;
     /// Seconds without a byte in either direction of a tunnel.
     tunnel_idle_seconds = 3_600, at most 86_400;
     /// Lifetime of any connection, in seconds.
     connection_seconds = 86_400, at most 2_592_000;
-    /// Bytes of a request body to a host whose rule sets `inspect`.
-    inspected_body_bytes = 10_485_760, at most 1_073_741_824;
     /// Bytes of a request body to a memory service, which Sandbar buffers completely.
     memory_body_bytes = 4_194_304, at most 67_108_864;
     /// Seconds until that body has arrived completely.

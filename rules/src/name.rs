@@ -36,6 +36,8 @@ pub enum NameError {
     International,
     #[error("one of its labels is longer than 63 octets")]
     LabelTooLong,
+    #[error("it is not ASCII; an internationalized name is sent as A-labels (`xn--...`)")]
+    NotAscii,
     #[error("it has characters that normalise to others; write the normalised form")]
     NotNormal,
     #[error("it is longer than 253 octets")]
@@ -50,23 +52,14 @@ enum NameUse {
 }
 
 impl DomainName {
-    /// Parses `text` from a policy, a `Host` header, an SNI, a CONNECT or a SOCKS request.
+    /// Parses `text` as people write it, in a policy or a command: a Unicode name becomes A-labels. [`Host::parse`] is
+    /// for names that arrive in traffic.
     ///
     /// # Errors
     ///
     /// Returns [`NameError`], also for an address: rules match addresses by network, not by name.
     pub fn parse(text: &str) -> Result<Self, NameError> {
         normalise(text, NameUse::Host).map(Self::from_normal)
-    }
-
-    /// Parses bytes off the wire (SNI, SOCKS).
-    ///
-    /// # Errors
-    ///
-    /// As [`DomainName::parse`]. Names on the wire are ASCII: an internationalized name arrives as A-labels.
-    pub fn parse_bytes(bytes: &[u8]) -> Result<Self, NameError> {
-        let text = str::from_utf8(bytes).map_err(|_| NameError::Character(char::REPLACEMENT_CHARACTER))?;
-        Self::parse(text)
     }
 
     /// Builds the name of a DNS question from its labels, without the root label.
@@ -271,12 +264,24 @@ pub enum Host {
 }
 
 impl Host {
-    /// Parses the host part of an authority: a name, a dotted IPv4 address or a bracketed IPv6 address.
+    /// Parses the host of an attempt, from `Host`, `:authority`, SNI, CONNECT or SOCKS: a name, a dotted IPv4 address or
+    /// a bracketed IPv6 address. Names in traffic are ASCII: what a client would map to A-labels, two clients may map
+    /// differently.
     ///
     /// # Errors
     ///
-    /// Returns [`NameError`] for anything else, such as zone ids, bracketed names, and short or hex addresses.
+    /// Returns [`NameError`] for anything else, such as Unicode names, zone ids, bracketed names, and short or hex
+    /// addresses.
     pub fn parse(text: &str) -> Result<Self, NameError> {
+        if text.is_ascii() { Self::parse_written(text) } else { Err(NameError::NotAscii) }
+    }
+
+    /// The same for text that people write: a Unicode name becomes A-labels.
+    ///
+    /// # Errors
+    ///
+    /// As [`Host::parse`].
+    pub fn parse_written(text: &str) -> Result<Self, NameError> {
         if let Some(inside) = text.strip_prefix('[') {
             let address = inside.strip_suffix(']').and_then(|text| text.parse::<Ipv6Addr>().ok());
             return address.map(|address| Host::from(IpAddr::V6(address))).ok_or(NameError::Character('['));
@@ -463,6 +468,26 @@ mod tests {
     }
 
     #[test]
+    fn a_host_in_traffic_is_ascii() {
+        for (text, sent, written) in [
+            ("xn--bcher-kva.example", true, true),
+            ("bücher.example", false, true),
+            ("BÜCHER.example", false, true),
+            ("b\u{fc}cher.example.", false, true),
+            ("bu\u{308}cher.example", false, false),
+            ("ｅxample.com", false, false),
+            ("a。example", false, false),
+            ("\u{fffd}.example", false, false),
+        ] {
+            assert_eq!(Host::parse(text).is_ok(), sent, "{text:?}");
+            assert_eq!(Host::parse_written(text).is_ok(), written, "{text:?}");
+            let same =
+                Host::parse_written(text).is_ok_and(|host| host.to_string() == "xn--bcher-kva.example");
+            assert_eq!(same, written, "{text:?}");
+        }
+    }
+
+    #[test]
     fn hosts_are_names_or_addresses_and_nothing_between() {
         for (text, shown) in [
             ("10.0.0.1", Some("10.0.0.1")),
@@ -519,7 +544,7 @@ mod tests {
 
         #[test]
         fn wire_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            drop(DomainName::parse_bytes(&bytes));
+            drop(str::from_utf8(&bytes).map(Host::parse));
             drop(DomainName::from_labels(bytes.chunks(7)));
         }
     }

@@ -25,7 +25,6 @@ impl<'a> AttemptContext<'a> {
             .map_err(|reason| PartialDenial::from_rule(reason, PolicyLayer::Sandbox, own))?;
         let terms = own.rule.allow_terms();
         let base_terms = allowing.base_terms();
-        let both = |term: fn(&AllowTerms) -> bool| terms.is_some_and(term) && base_terms.is_none_or(term);
         let either = |term: fn(&AllowTerms) -> bool| terms.is_some_and(term) || base_terms.is_some_and(term);
         let budgets = |terms: Option<&AllowTerms>| terms.map_or_else(Budgets::default, |terms| terms.budgets);
         let terms = Arc::new(PermitTerms {
@@ -43,8 +42,6 @@ impl<'a> AttemptContext<'a> {
             sandbox_budgets: self.layers.budgets(),
             rule_budgets: budgets(terms).min(budgets(base_terms)),
             base_budgets: allowing.base_budgets(),
-            may_receive_memory: both(|terms| terms.may_receive_memory),
-            inspect: either(|terms| terms.inspect),
             facts: self.facts.clone(),
         });
         Ok(Permit { holder: self.sandbox.clone(), terms })

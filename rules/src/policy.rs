@@ -1,5 +1,6 @@
 //! A compiled policy: rules, the patterns that select them, budgets and tests.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -27,6 +28,8 @@ pub struct Policy {
     pub(crate) rules: Vec<Rule>,
     pub(crate) hosts: HostSet,
     pub(crate) addresses: Vec<AddressEntry>,
+    /// Every port that a rule opens to some target, in order.
+    pub(crate) open_ports: Box<[u16]>,
     pub(crate) budgets: Budgets,
     pub(crate) trials: Vec<PolicyTest>,
 }
@@ -70,8 +73,6 @@ pub(crate) struct AllowTerms {
     pub(crate) tls: TlsMode,
     pub(crate) tolerate_ech: bool,
     pub(crate) credential: Option<CredentialName>,
-    pub(crate) may_receive_memory: bool,
-    pub(crate) inspect: bool,
     pub(crate) strict_cname: bool,
     pub(crate) dns_types: Box<[QueryType]>,
     pub(crate) budgets: Budgets,
@@ -178,9 +179,23 @@ impl Policy {
         self.addresses.iter().filter_map(|entry| self.rule_at(entry.rule).map(|rule| (entry.net, rule)))
     }
 
+    /// Returns whether any rule opens `port` to some target.
+    pub(crate) fn opens_port(&self, port: u16) -> bool {
+        self.open_ports.binary_search(&port).is_ok()
+    }
+
     pub(crate) fn rule_at(&self, at: u16) -> Option<&Rule> {
         self.rules.get(usize::from(at))
     }
+}
+
+/// Returns every port that `rules` open, in order: their own, and those written with a pattern.
+pub(crate) fn open_ports(rules: &[Rule], hosts: &HostSet) -> Box<[u16]> {
+    let opens = |rule: &&Rule| !rule.is_deny();
+    let written = hosts.iter().filter(|hit| rules.get(usize::from(hit.rule)).as_ref().is_some_and(opens));
+    let written = written.filter_map(|hit| hit.port);
+    let own = rules.iter().filter(opens).flat_map(|rule| rule.ports().unwrap_or(&[])).copied();
+    own.chain(written).collect::<BTreeSet<u16>>().into_iter().collect()
 }
 
 /// Returns every rule of `policy` that names `host`, the most specific base name first.
@@ -332,7 +347,7 @@ impl Rule {
 
     /// Returns whether the rule needs to see requests, which forces interception of its hosts and ports.
     pub(crate) fn needs_requests(&self) -> bool {
-        let terms = self.allow_terms().is_some_and(|terms| terms.credential.is_some() || terms.inspect);
+        let terms = self.allow_terms().is_some_and(|terms| terms.credential.is_some());
         self.methods.is_some() || self.paths.is_some() || terms || self.memory_terms().is_some()
     }
 
@@ -341,7 +356,7 @@ impl Rule {
         self.methods.is_some() || self.paths.is_some()
     }
 
-    /// Returns whether bytes pass uninspected: tunnelled TLS or raw TCP.
+    /// Returns whether Sandbar passes bytes without reading them: tunnelled TLS or raw TCP.
     pub(crate) fn is_opaque(&self) -> bool {
         self.allow_terms().is_some_and(|terms| terms.raw_tcp || terms.tls == TlsMode::Tunnel)
     }

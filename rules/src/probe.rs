@@ -1,7 +1,7 @@
 //! `PolicyProbe`: an attempt as users describe it (`https://host/path`), turned into the facts that the data path
 //! would gather. `explain`, `[[test]]` and `diff` decide with it, so their answers match enforcement.
 
-use crate::decision::{Decision, Treatment};
+use crate::decision::{Decision, Permit, Treatment};
 use crate::facts::{
     BankOperation, ConnectFacts, ConnectTarget, EchPresence, Facts, HttpMethod, HttpVersion, IdentityClaim,
     MemoryFacts, NameFacts, Protocol, QueryType, RequestAuthority, RequestFacts, TokenIdentity, UrlScheme,
@@ -11,6 +11,7 @@ use crate::name::{Host, NameError};
 use crate::reason::Reason;
 use crate::ruleset::RuleSet;
 use crate::sandbox::SandboxRef;
+use crate::treatment::{ConnectionTreatment, FirstBytes};
 
 /// An attempt to test a policy with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,9 +64,11 @@ impl PolicyProbe {
             None => (rest, None),
             Some(at) => rest.split_at_checked(at).map_or((rest, None), |(host, path)| (host, Some(path))),
         };
-        let RequestAuthority { host, port } = RequestAuthority::parse(authority).map_err(|source| {
-            ProbeError::Host { host: crate::load::problem::printable(authority), source }
-        })?;
+        let RequestAuthority { host, port } =
+            RequestAuthority::parse_written(authority).map_err(|source| ProbeError::Host {
+                host: crate::load::problem::printable(authority),
+                source,
+            })?;
         let path = path.and_then(|path| path.split(['?', '#']).next()).map(str::to_owned);
         let default = match scheme {
             UrlScheme::Http => 80,
@@ -77,7 +80,7 @@ impl PolicyProbe {
         Ok(PolicyProbe { host, port, scheme, method: None, path, special: ProbeKind::Connection })
     }
 
-    /// Returns the facts of each step, in the order that the data path gathers them.
+    /// Returns the facts that the data path gathers step by step, to find rules that came close.
     pub fn facts(&self, sandbox: &SandboxRef) -> Vec<Facts> {
         match &self.special {
             ProbeKind::Connection if self.method.is_some() || self.path.is_some() => {
@@ -91,28 +94,45 @@ impl PolicyProbe {
         }
     }
 
-    /// Decides every step; returns the first denial, else the last permit.
+    /// Decides every step that the data path would; returns the first denial, else the last permit.
     pub fn decide(&self, rules: &RuleSet, sandbox: &SandboxRef) -> Decision {
-        let mut decision = Decision::Deny(Box::new(rules.build_denial(Reason::NameMissing)));
-        for facts in self.facts(sandbox) {
-            decision = rules.decide(sandbox, &facts);
-            if !self.continues_after(&decision) {
-                break;
-            }
+        if let ProbeKind::Lookup(query) = self.special {
+            return match self.lookup_facts(query) {
+                Some(facts) => rules.decide(sandbox, &facts),
+                None => Decision::Deny(Box::new(rules.build_denial(Reason::NameMissing))),
+            };
         }
-        decision
+        let target = ConnectTarget::Named(self.host.clone());
+        let first = FirstBytes::Read(self.protocol());
+        let connection = match rules.treatment(sandbox, &target, self.port, &first) {
+            Err(denial) => return Decision::Deny(denial),
+            // Nothing reads a request inside, so nothing decides it.
+            Ok(ConnectionTreatment::Relay(permit)) => return Decision::Allow(permit),
+            Ok(ConnectionTreatment::Intercept(permit)) => Decision::Allow(permit),
+            // A plain request needs its connection permitted too.
+            Ok(ConnectionTreatment::Detect | ConnectionTreatment::Requests) => {
+                rules.decide(sandbox, &self.connect_facts())
+            }
+        };
+        match &connection {
+            Decision::Allow(permit) if self.continues_after(permit) => self
+                .facts(sandbox)
+                .get(1)
+                .map_or_else(|| connection.clone(), |facts| rules.decide(sandbox, facts)),
+            Decision::Allow(_) | Decision::Deny(_) => connection,
+        }
     }
 
-    /// Returns whether the data path would decide another step. It would not after a denial or when bytes pass
-    /// uninspected, and only its profile can parse a plain request to a memory service.
-    fn continues_after(&self, decision: &Decision) -> bool {
-        match decision {
-            Decision::Deny(_) => false,
-            Decision::Allow(permit) => match permit.treatment() {
-                Treatment::Raw | Treatment::Tunnel => false,
-                Treatment::Hold { .. } => self.special != ProbeKind::Connection,
-                Treatment::Forward | Treatment::Intercept | Treatment::Resolve => true,
-            },
+    /// Returns whether a request on the connection can be decided: one to a memory service only as its profile
+    /// parses it.
+    fn continues_after(&self, permit: &Permit) -> bool {
+        match permit.treatment() {
+            Treatment::Hold { .. } => self.special != ProbeKind::Connection,
+            Treatment::Forward
+            | Treatment::Intercept
+            | Treatment::Raw
+            | Treatment::Resolve
+            | Treatment::Tunnel => true,
         }
     }
 
@@ -121,17 +141,21 @@ impl PolicyProbe {
     }
 
     fn connect_facts(&self) -> Facts {
-        let named = self.host.name().map(|_| self.host.clone());
-        let protocol = match (&self.special, self.scheme) {
-            (ProbeKind::Raw, _) => Protocol::Raw,
-            (_, UrlScheme::Http) => Protocol::Http { host: Some(self.host.clone()) },
-            (_, UrlScheme::Https) => Protocol::Tls { sni: named, ech: EchPresence::Absent },
-        };
         Facts::Connect(ConnectFacts {
             target: ConnectTarget::Named(self.host.clone()),
             port: self.port,
-            protocol,
+            protocol: self.protocol(),
         })
+    }
+
+    /// Returns the protocol that the first bytes of the attempt show.
+    fn protocol(&self) -> Protocol {
+        let named = self.host.name().map(|_| self.host.clone());
+        match (&self.special, self.scheme) {
+            (ProbeKind::Raw, _) => Protocol::Raw,
+            (_, UrlScheme::Http) => Protocol::Http { host: Some(self.host.clone()) },
+            (_, UrlScheme::Https) => Protocol::Tls { sni: named, ech: EchPresence::Absent },
+        }
     }
 
     fn request_facts(&self) -> RequestFacts {

@@ -47,13 +47,13 @@ reasons! {
         "Connect by host name, or list the address under `addresses` with its `ports`.";
     AmbiguousPath "ambiguous_path"
         "Servers can interpret the path in more than one way, and a rule for this host matches on paths."
-        "Send the plain form of the path: no `%2f`, `..`, `//`, `;` or backslash.";
+        "Send the plain form of the path: no `%2f`, `..`, `//`, `;` or backslash. A rule allows an encoded slash where its `paths` spell it, such as `/@scope%2Fname`.";
     AnswerForeignBank "answer_foreign_bank"
         "The memory service returned content of a bank that the request did not name; Sandbar withheld the response."
         "Check the memory service: it mixes banks, or routes requests to the wrong one.";
     AnswerTooLarge "answer_too_large"
-        "The head of the origin server's response exceeds the limit."
-        "Check the origin server; `answer_head_bytes` and `answer_head_fields` set the limits.";
+        "The head or the trailers of the origin server's response exceed the limit, or too many interim responses precede it."
+        "Check the origin server; `answer_head_bytes`, `answer_head_fields` and `interim_answers` set the limits.";
     AnswerUnchecked "answer_unchecked"
         "Sandbar could not check the memory service's response, or found a secret in it, and withheld it."
         "Request less at once; if that does not help, check what the memory service returns.";
@@ -71,7 +71,7 @@ reasons! {
         "Use the plain ASCII host name.";
     BadRequest "bad_request"
         "The request is malformed or ambiguous."
-        "Send plain HTTP/1.1 or HTTP/2: one Host, one length, CRLF line endings.";
+        "Send plain HTTP/1.1 or HTTP/2: one Host, one length, CRLF line endings, no trailers.";
     BankMalformed "bank_malformed"
         "The memory request names its bank with an invalid value."
         "Name the bank as plain text (letters, digits, `.`, `_`, `-`, `:`, `@`) under its exact key.";
@@ -82,14 +82,14 @@ reasons! {
         "The sandbox's base layer does not allow it."
         "Ask the operator: `[[sandbox]]` sets the base, and no policy can widen it.";
     BodyLate "body_late"
-        "The body of the memory request did not arrive in time, or is shorter than announced."
-        "Send the body at once; `memory_body_seconds` sets the time limit.";
+        "A body did not arrive in time or at the least rate, or the body of a memory request is shorter than announced."
+        "Send the body at once; `body_bytes_per_second` and `memory_body_seconds` set the limits.";
     BodyMalformed "body_malformed"
         "The body of the memory request is not a single plain JSON document."
         "Send one UTF-8 JSON object without duplicate keys, as `application/json`, uncompressed.";
     BodyTooLarge "body_too_large"
-        "The request body exceeds the limit for inspected hosts and memory services."
-        "Send less at once, or raise `inspected_body_bytes` or `memory_body_bytes` under `[limits]`.";
+        "The request body exceeds the limit for memory services."
+        "Send less at once, or raise `memory_body_bytes` under `[limits]`.";
     BudgetSpent "budget_spent"
         "The budget of this sandbox or rule is used up."
         "Wait until the budget refills (see the detail), or raise it if this traffic is expected. Retrying at once does not help.";
@@ -99,6 +99,9 @@ reasons! {
     ChannelsDisagree "channels_disagree"
         "The channels of the connection belong to two different sandboxes."
         "Fix the channel keys in `[[sandbox]]`; if they are right, suspect spoofing.";
+    ConnectionClosing "connection_closing"
+        "The request was sent ahead, and the connection closed after the response to the one before."
+        "Send it again on a new connection.";
     CredentialNeedsTls "credential_needs_tls"
         "The rule injects a credential, and the request does not use TLS."
         "Use https.";
@@ -233,7 +236,7 @@ reasons! {
         "If that is intended, name the range in the rule's `resolves_to`.";
     QuotaExhausted "quota_exhausted"
         "The sandbox uses all it may use of a resource of the gateway; the detail names it."
-        "Finish or close requests and connections; `sandbar status --sandbox` shows the use, `[limits]` sets the quotas.";
+        "Finish or close requests and connections; `sandbar status --sandbox` shows the use, `[quota]` sets the totals.";
     RawTcpNotAllowed "raw_tcp_not_allowed"
         "The connection is neither TLS nor HTTP, and no rule allows raw TCP to this host and port."
         "Add the port to a rule's `tcp` with the exact host name.";

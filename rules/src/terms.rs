@@ -40,12 +40,10 @@ fn allow_rule_terms(terms: &AllowTerms) -> Vec<RuleTerm> {
     };
     let strict = terms.strict_cname.then(|| word_term("cname", "strict"));
     let ech = terms.tolerate_ech.then(|| word_term("ech", "tolerate"));
-    let inspect = terms.inspect.then(|| word_term("inspect", "true"));
-    let memory = terms.may_receive_memory.then(|| word_term("memory", "may-receive"));
     let unusual = *terms.dns_types != QueryType::DEFAULT;
     let types = unusual.then(|| list_term("dns_types", &terms.dns_types));
     let tls = (!terms.raw_tcp).then(|| word_term("tls", tls));
-    [tls, ech, inspect, memory, types, strict].into_iter().flatten().collect()
+    [tls, ech, types, strict].into_iter().flatten().collect()
 }
 
 fn memory_rule_terms(terms: &MemoryTerms) -> Vec<RuleTerm> {

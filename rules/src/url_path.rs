@@ -1,6 +1,7 @@
 //! URL paths: one canonical form, and patterns over its segments.
 //!
-//! Paths that servers interpret differently (`%2f`, `..`, `//`, `;`, `\`) are refused, never guessed.
+//! Paths that servers interpret differently (`%2f`, `..`, `//`, `;`, `\`) are refused, never guessed. Only a pattern that
+//! spells an encoded slash (`/@scope%2Fname`) allows one; deny rules then count under both readings of it.
 
 use std::fmt;
 
@@ -55,14 +56,59 @@ impl CanonicalPath {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
 
-    /// Returns the path without its trailing slash, for deny rules; `None` if it has none or is `/`.
-    pub(crate) fn without_slash(&self) -> Option<Self> {
-        self.0.strip_suffix('/').filter(|rest| !rest.is_empty()).map(|rest| CanonicalPath(rest.into()))
+/// An encoded slash in canonical form.
+pub(crate) const ENCODED_SLASH: &str = "%2F";
+
+/// The path of a request: canonical but for slashes inside its segments, encoded as `%2F`.
+///
+/// Some servers read an encoded slash as part of its segment, others as a slash. Under both readings the path has one
+/// spelling: `/..%2Fa`, `/a%2F%2Fb` and `/a%252Fb` do not parse.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestPath {
+    /// As written, with upper-case escapes.
+    written: Box<str>,
+    /// With a slash in the place of each encoded one; `None` if the path has none.
+    decoded: Option<CanonicalPath>,
+}
+
+impl RequestPath {
+    /// Parses the path of a request target, without its query.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`UrlPathError`] for every path that is ambiguous other than by an encoded slash.
+    pub fn parse(text: &str) -> Result<Self, UrlPathError> {
+        if !text.contains("%2f") && !text.contains(ENCODED_SLASH) {
+            return CanonicalPath::parse(text).map(|path| RequestPath { written: path.0, decoded: None });
+        }
+        if text.len() > MAX_PATH {
+            return Err(UrlPathError::TooLong);
+        }
+        let rest = text.strip_prefix('/').ok_or(UrlPathError::Relative)?;
+        let mut written = String::with_capacity(text.len());
+        for segment in rest.split('/') {
+            written.push('/');
+            for (at, piece) in segment.split(ENCODED_SLASH).flat_map(|part| part.split("%2f")).enumerate() {
+                written.push_str(if at == 0 { "" } else { ENCODED_SLASH });
+                push_segment(&mut written, piece)?;
+            }
+        }
+        if written.ends_with(ENCODED_SLASH) {
+            return Err(UrlPathError::EmptySegment);
+        }
+        let decoded = CanonicalPath::parse(&written.replace(ENCODED_SLASH, "/"))?;
+        Ok(RequestPath { written: written.into(), decoded: Some(decoded) })
     }
 
-    fn segments(&self) -> impl Iterator<Item = &str> + Clone {
-        self.0.split('/').skip(1)
+    pub fn as_str(&self) -> &str {
+        &self.written
+    }
+
+    /// Returns whether the path has an encoded slash.
+    pub fn has_encoded_slash(&self) -> bool {
+        self.decoded.is_some()
     }
 }
 
@@ -113,8 +159,19 @@ pub struct PathPattern {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum PatternSegment {
     Any,
+    /// Literals and `*` with encoded slashes between them.
+    Joined(Box<[PatternSegment]>),
     Literal(Box<str>),
     One,
+}
+
+/// Whether `*` and `**` match a segment with an encoded slash.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum StarReach {
+    /// They do, as deny rules need it.
+    Every,
+    /// They do not: an allow pattern spells each encoded slash.
+    Plain,
 }
 
 /// Why a text is not a path pattern.
@@ -124,7 +181,9 @@ pub enum PathPatternError {
     Path(#[from] UrlPathError),
     #[error("a path pattern does not match the query; remove everything from `?`")]
     Query,
-    #[error("`*` and `**` must be whole segments, such as `/v1/*/items/**`")]
+    #[error(
+        "`*` must be a whole segment or stand between encoded slashes, and `**` a whole segment, such as `/v1/*/items/**`"
+    )]
     Star,
 }
 
@@ -141,9 +200,9 @@ impl PathPattern {
         if text.contains('?') {
             return Err(PathPatternError::Query);
         }
-        let canonical = CanonicalPath::parse(text)?;
-        let segments = canonical.segments().map(parse_segment).collect::<Result<_, _>>()?;
-        Ok(PathPattern { text: canonical.as_str().into(), segments })
+        let path = RequestPath::parse(text)?;
+        let segments = path.as_str().split('/').skip(1).map(parse_segment).collect::<Result<_, _>>()?;
+        Ok(PathPattern { text: path.written, segments })
     }
 
     /// Returns whether the pattern is `/**`, which matches every path, even one without canonical form.
@@ -156,8 +215,30 @@ impl PathPattern {
         segments_overlap(&self.segments, &other.segments)
     }
 
-    pub fn matches(&self, path: &CanonicalPath) -> bool {
-        segments_match(&self.segments, path.segments())
+    /// Returns whether the pattern of an allow rule matches: it spells every encoded slash of the path, or is `/**`.
+    pub fn matches(&self, path: &RequestPath) -> bool {
+        self.is_everything() || segments_match(&self.segments, split_path(&path.written), StarReach::Plain)
+    }
+
+    /// Returns whether the pattern of a deny rule matches the path under either reading of encoded slashes, with or
+    /// without its trailing slash.
+    pub(crate) fn denies(&self, path: &RequestPath) -> bool {
+        let matches = |pattern: &[PatternSegment], text: &str| {
+            let trimmed = text.strip_suffix('/').filter(|rest| !rest.is_empty());
+            let mut texts = [text].into_iter().chain(trimmed);
+            texts.any(|text| segments_match(pattern, split_path(text), StarReach::Every))
+        };
+        let decoded = path.decoded.as_ref().map_or(&*path.written, CanonicalPath::as_str);
+        matches(&self.segments, &path.written) || matches(&self.decoded_segments(), decoded)
+    }
+
+    /// Returns the segments with a slash in the place of each encoded one.
+    fn decoded_segments(&self) -> Vec<PatternSegment> {
+        let pieces = |segment: &PatternSegment| match segment {
+            PatternSegment::Joined(pieces) => pieces.to_vec(),
+            PatternSegment::Any | PatternSegment::Literal(_) | PatternSegment::One => vec![segment.clone()],
+        };
+        self.segments.iter().flat_map(pieces).collect()
     }
 
     /// Returns the specificity: literal segments count most, then `*`, then fewer `**`; `/**` ranks like no pattern.
@@ -165,7 +246,8 @@ impl PathPattern {
         if self.is_everything() {
             return PathSpecificity::default();
         }
-        let count = |wanted: fn(&PatternSegment) -> bool| self.segments.iter().filter(|s| wanted(s)).count();
+        let segments = self.decoded_segments();
+        let count = |wanted: fn(&PatternSegment) -> bool| segments.iter().filter(|s| wanted(s)).count();
         let many = count(|s| matches!(s, PatternSegment::Any));
         (
             count(|s| matches!(s, PatternSegment::Literal(_))),
@@ -176,11 +258,7 @@ impl PathPattern {
 
     /// Returns a path that this pattern matches, to test a policy with.
     pub fn example(&self) -> String {
-        let part = |segment: &PatternSegment| match segment {
-            PatternSegment::Any | PatternSegment::One => "/any".to_owned(),
-            PatternSegment::Literal(text) => format!("/{text}"),
-        };
-        self.segments.iter().map(part).collect()
+        self.segments.iter().map(|segment| format!("/{}", segment.example())).collect()
     }
 }
 
@@ -190,10 +268,64 @@ impl fmt::Display for PathPattern {
     }
 }
 
+impl PatternSegment {
+    fn example(&self) -> String {
+        match self {
+            PatternSegment::Any | PatternSegment::One => "any".to_owned(),
+            PatternSegment::Joined(pieces) => {
+                pieces.iter().map(PatternSegment::example).collect::<Vec<_>>().join(ENCODED_SLASH)
+            }
+            PatternSegment::Literal(text) => text.to_string(),
+        }
+    }
+
+    /// Returns whether this segment of a pattern matches one segment of a path.
+    fn matches(&self, found: &str, stars: StarReach) -> bool {
+        match self {
+            PatternSegment::Any => passes_star(found, stars),
+            PatternSegment::Joined(pieces) => {
+                let found: Vec<&str> = found.split(ENCODED_SLASH).collect();
+                let mut pairs = pieces.iter().zip(&found);
+                pieces.len() == found.len() && pairs.all(|(piece, found)| piece.matches(found, stars))
+            }
+            PatternSegment::Literal(wanted) => **wanted == *found,
+            PatternSegment::One => !found.is_empty() && passes_star(found, stars),
+        }
+    }
+
+    /// Returns whether some segment matches both; neither is `**`.
+    fn overlaps(&self, other: &PatternSegment) -> bool {
+        match (self, other) {
+            (PatternSegment::Joined(one), PatternSegment::Joined(other)) => {
+                one.len() == other.len() && one.iter().zip(other).all(|(one, other)| one.overlaps(other))
+            }
+            (PatternSegment::Joined(_), _) | (_, PatternSegment::Joined(_)) => false,
+            (PatternSegment::Literal(one), PatternSegment::Literal(other)) => one == other,
+            (PatternSegment::Any | PatternSegment::One, _)
+            | (_, PatternSegment::Any | PatternSegment::One) => true,
+        }
+    }
+}
+
+fn passes_star(found: &str, stars: StarReach) -> bool {
+    stars == StarReach::Every || !found.contains(ENCODED_SLASH)
+}
+
+fn split_path(text: &str) -> impl Iterator<Item = &str> + Clone {
+    text.split('/').skip(1)
+}
+
 fn parse_segment(text: &str) -> Result<PatternSegment, PathPatternError> {
     match text {
         "*" => Ok(PatternSegment::One),
         "**" => Ok(PatternSegment::Any),
+        text if text.contains(ENCODED_SLASH) => {
+            let pieces = text.split(ENCODED_SLASH).map(parse_segment).collect::<Result<Box<[_]>, _>>()?;
+            if pieces.contains(&PatternSegment::Any) {
+                return Err(PathPatternError::Star);
+            }
+            Ok(PatternSegment::Joined(pieces))
+        }
         text if text.contains('*') => Err(PathPatternError::Star),
         text => Ok(PatternSegment::Literal(text.into())),
     }
@@ -213,11 +345,11 @@ fn segments_overlap(one: &[PatternSegment], other: &[PatternSegment]) -> bool {
             let down = below.get(beside).copied().unwrap_or(false);
             let found = match (one.get(at), other.get(beside)) {
                 (None, None) => true,
+                // `**` passes over the other's segment, unless that has an encoded slash.
+                (Some(PatternSegment::Any), Some(PatternSegment::Joined(_))) => down,
+                (Some(PatternSegment::Joined(_)), Some(PatternSegment::Any)) => right(&row),
                 (Some(PatternSegment::Any), _) | (_, Some(PatternSegment::Any)) => down || right(&row),
-                (Some(PatternSegment::Literal(a)), Some(PatternSegment::Literal(b))) => {
-                    a == b && right(&below)
-                }
-                (Some(_), Some(_)) => right(&below),
+                (Some(a), Some(b)) => a.overlaps(b) && right(&below),
                 (None, Some(_)) | (Some(_), None) => false,
             };
             if let Some(cell) = row.get_mut(beside) {
@@ -232,8 +364,13 @@ fn segments_overlap(one: &[PatternSegment], other: &[PatternSegment]) -> bool {
 /// Matches a path with one level of backtracking: on a mismatch the last `**` consumes one more segment.
 ///
 /// Retrying only the last `**` is enough: an earlier one that consumed more could only move the later match
-/// further right, which the last one does too. So the work is bounded by the product of the lengths.
-fn segments_match<'a>(pattern: &[PatternSegment], path: impl Iterator<Item = &'a str> + Clone) -> bool {
+/// further right, which the last one does too. Where stars stop at encoded slashes, each segment with one has its own
+/// place in the pattern, which no choice moves. So the work is bounded by the product of the lengths.
+fn segments_match<'a>(
+    pattern: &[PatternSegment],
+    path: impl Iterator<Item = &'a str> + Clone,
+    stars: StarReach,
+) -> bool {
     let (mut rest, mut path) = (pattern, path);
     let mut retry = None;
     loop {
@@ -245,13 +382,10 @@ fn segments_match<'a>(pattern: &[PatternSegment], path: impl Iterator<Item = &'a
                 continue;
             }
             (None, None) => return true,
-            (Some((PatternSegment::One, after)), Some(found)) if !found.is_empty() => rest = after,
-            (Some((PatternSegment::Literal(wanted), after)), Some(found)) if **wanted == *found => {
-                rest = after
-            }
+            (Some((segment, after)), Some(found)) if segment.matches(found, stars) => rest = after,
             _ => {
                 let Some((after, mut from)) = retry.take() else { return false };
-                if from.next().is_none() {
+                if !from.next().is_some_and(|passed| passes_star(passed, stars)) {
                     return false;
                 }
                 (rest, path) = (after, from.clone());
@@ -321,6 +455,105 @@ mod tests {
     }
 
     #[test]
+    fn encoded_slashes_are_ambiguous_in_themselves_only() {
+        for (text, written, decoded) in [
+            ("/@babel%2fcore", "/@babel%2Fcore", "/@babel/core"),
+            ("/projects/a%2Fb%2fc/x", "/projects/a%2Fb%2Fc/x", "/projects/a/b/c/x"),
+            ("/caf%c3%a9%2fx/", "/caf%C3%A9%2Fx/", "/caf%C3%A9/x/"),
+        ] {
+            let path = RequestPath::parse(text).unwrap();
+            let found = (path.as_str(), path.decoded.as_ref().map(CanonicalPath::as_str));
+            assert_eq!(found, (written, Some(decoded)), "{text}");
+        }
+        assert!(!RequestPath::parse("/a/b").unwrap().has_encoded_slash());
+        for text in [
+            "/..%2fadmin",
+            "/x%2f..%2fadmin",
+            "/x%2F..",
+            "/.%2fa",
+            "/%2e%2e%2fadmin",
+            "/a%252fb",
+            "/a%25%32%66b",
+            "/a%2f%2fb",
+            "/%2fa",
+            "/a%2f",
+            "/a%2f/b",
+            "/a/%2fb",
+            "/a%2fb%5cc",
+            "/a%2fb;c",
+            "/a%2f%c0%af",
+            "/%c3%2f%a9",
+            "a%2fb",
+            "/a%%2f",
+            "/a%2%2f",
+            "/a%2f\\b",
+            "/a%2fb%00",
+            "/a%2f%2e%2e",
+            "/a%2fb//c",
+            "/a%2fb/../c",
+        ] {
+            assert!(RequestPath::parse(text).is_err(), "{text}");
+            assert!(CanonicalPath::parse(text).is_err(), "{text}");
+        }
+        let long = format!("/{}%2fb", "a".repeat(MAX_PATH));
+        assert_eq!(RequestPath::parse(&long), Err(UrlPathError::TooLong));
+    }
+
+    #[test]
+    fn an_allow_pattern_spells_encoded_slashes() {
+        for (pattern, path, matches) in [
+            ("/@babel%2fcore", "/@babel%2Fcore", true),
+            ("/@babel%2Fcore", "/@babel%2fcore", true),
+            ("/@babel%2fcore", "/@babel/core", false),
+            ("/@babel/core", "/@babel%2fcore", false),
+            ("/@babel%2fcore", "/@babel%2fcore/x", false),
+            ("/@babel%2fcore", "/@babel%2fCore", false),
+            ("/@babel%2f*", "/@babel%2fcore", true),
+            ("/@babel%2f*", "/@babel%2fcore%2fx", false),
+            ("/*%2f*", "/a%2fb", true),
+            ("/*%2f*", "/a/b", false),
+            ("/*", "/a%2fb", false),
+            ("/*/*", "/a%2fb", false),
+            ("/a/**", "/a%2fb", false),
+            ("/a/**", "/a/b%2fc", false),
+            ("/**/c", "/a%2fb/c", false),
+            ("/**", "/a%2fb", true),
+            ("/projects/g%2f*/**", "/projects/g%2fp/issues/1", true),
+            ("/projects/g%2f*/**", "/projects/g%2fp", true),
+            ("/projects/g%2f*/**", "/projects/g%2fp/files/x%2fy", false),
+            ("/projects/g%2f*/**", "/projects/h%2fp/issues", false),
+            ("/**/a%2fb/**", "/x/a%2fb/y", true),
+            ("/**/a%2fb/**/*%2fd", "/x/a%2fb/y/z/c%2fd", true),
+        ] {
+            let path = RequestPath::parse(path).unwrap();
+            assert_eq!(PathPattern::parse(pattern).unwrap().matches(&path), matches, "{pattern} ~ {path:?}");
+        }
+    }
+
+    #[test]
+    fn a_deny_pattern_counts_under_both_readings() {
+        for (pattern, path, denied) in [
+            ("/admin/**", "/admin%2fx", true),
+            ("/admin/**", "/x%2fadmin", false),
+            ("/**/admin", "/x%2fadmin", true),
+            ("/**/admin/**", "/x%2fadmin%2fy", true),
+            ("/*/b", "/a%2fx/b", true),
+            ("/a/x/b", "/a%2fx/b", true),
+            ("/*", "/a%2fb", true),
+            ("/a%2fb", "/a%2Fb", true),
+            ("/a%2fb", "/a/b", true),
+            ("/a%2f*", "/a/b/", true),
+            ("/a%2fb", "/a%2fb/", true),
+            ("/a/b", "/a/b/", true),
+            ("/a/b", "/a/c", false),
+            ("/a/b", "/a%2fc", false),
+        ] {
+            let path = RequestPath::parse(path).unwrap();
+            assert_eq!(PathPattern::parse(pattern).unwrap().denies(&path), denied, "{pattern} ~ {path:?}");
+        }
+    }
+
+    #[test]
     fn stars_match_segments() {
         for (pattern, path, matches) in [
             ("/v1/**", "/v1", true),
@@ -342,7 +575,7 @@ mod tests {
             ("/", "/a", false),
             ("/**", "/", true),
         ] {
-            let path = CanonicalPath::parse(path).unwrap();
+            let path = RequestPath::parse(path).unwrap();
             assert_eq!(PathPattern::parse(pattern).unwrap().matches(&path), matches, "{pattern} ~ {path:?}");
         }
     }
@@ -356,6 +589,10 @@ mod tests {
             ("/a", "/a/*", false),
             ("/a", "/a/**", true),
             ("/a/*/c", "/**/d", false),
+            ("/a%2fb", "/**/*", false),
+            ("/a%2fb", "/*%2fb", true),
+            ("/a%2fb/**", "/**/*%2f*", true),
+            ("/a%2fb", "/*%2fb%2f*", false),
         ] {
             assert_eq!(
                 PathPattern::parse(one).unwrap().overlaps(&PathPattern::parse(other).unwrap()),
@@ -367,7 +604,10 @@ mod tests {
 
     #[test]
     fn patterns_that_cannot_match_are_refused() {
-        for text in ["", "v1", "/v1?x=1", "/a*", "/a**", "/***", "/../x", "/a//b", "/a%2fb", "/a;b"] {
+        for text in [
+            "", "v1", "/v1?x=1", "/a*", "/a**", "/***", "/../x", "/a//b", "/a%252fb", "/a%2f", "/a%2f**",
+            "/a%2f*b", "/..%2fa", "/a;b",
+        ] {
             assert!(PathPattern::parse(text).is_err(), "{text}");
         }
     }
@@ -385,16 +625,78 @@ mod tests {
                 }
             }
             let (pattern_segments, path_segments): (Vec<_>, Vec<_>) = (pattern.split('/').skip(1).collect(), path.split('/').skip(1).collect());
-            let found = PathPattern::parse(&pattern).unwrap().matches(&CanonicalPath::parse(&path).unwrap());
+            let found = PathPattern::parse(&pattern).unwrap().matches(&RequestPath::parse(&path).unwrap());
             prop_assert_eq!(found, reference(&pattern_segments, &path_segments), "{} ~ {}", pattern, path);
         }
 
         #[test]
         fn patterns_overlap_where_a_path_matches_both(one in "(/(a|b|\\*|\\*\\*)){1,4}", other in "(/(a|b|\\*|\\*\\*)){1,4}", path in "(/[ab]){1,5}") {
             let (one, other) = (PathPattern::parse(&one).unwrap(), PathPattern::parse(&other).unwrap());
-            let path = CanonicalPath::parse(&path).unwrap();
+            let path = RequestPath::parse(&path).unwrap();
             prop_assert!(one.overlaps(&other) || !one.matches(&path) || !other.matches(&path));
             prop_assert_eq!(one.overlaps(&other), other.overlaps(&one));
+        }
+
+        #[test]
+        fn encoded_patterns_agree_with_a_recursive_reference(
+            pattern in "(/(a|b|\\*|\\*\\*|a%2Fb|\\*%2Fb|a%2F\\*)){1,5}", path in "(/(a|b|a%2Fb|b%2Fb)){1,6}/?",
+        ) {
+            fn one(wanted: &str, found: &str) -> bool {
+                match wanted.contains("%2F") || found.contains("%2F") {
+                    true => {
+                        let (wanted, found): (Vec<_>, Vec<_>) = (wanted.split("%2F").collect(), found.split("%2F").collect());
+                        wanted.len() == found.len() && wanted.iter().zip(&found).all(|(wanted, found)| one(wanted, found))
+                    }
+                    false => (wanted == "*" && !found.is_empty()) || wanted == found,
+                }
+            }
+            fn reference(pattern: &[&str], path: &[&str]) -> bool {
+                match (pattern.split_first(), path.split_first()) {
+                    (None, None) => true,
+                    (Some((&"**", rest)), _) => (0..=path.len())
+                        .take_while(|n| *n == 0 || !path[n - 1].contains("%2F"))
+                        .any(|n| reference(rest, &path[n..])),
+                    (Some((wanted, rest)), Some((found, more))) => one(wanted, found) && reference(rest, more),
+                    _ => false,
+                }
+            }
+            let parsed = PathPattern::parse(&pattern).unwrap();
+            let (pattern_segments, path_segments): (Vec<_>, Vec<_>) = (pattern.split('/').skip(1).collect(), path.split('/').skip(1).collect());
+            let found = parsed.matches(&RequestPath::parse(&path).unwrap());
+            prop_assert_eq!(found, parsed.is_everything() || reference(&pattern_segments, &path_segments), "{} ~ {}", pattern, path);
+        }
+
+        /// What an encoded pattern allows, its decoded form allows for the decoded path: an encoded slash never leads out
+        /// of what the pattern names.
+        #[test]
+        fn an_encoded_pattern_admits_nothing_outside_its_decoded_form(
+            pattern in "(/(a|admin|\\*|\\*\\*|a%2Fb|\\*%2F\\*)){1,4}",
+            path in "(/(a|b|admin|a%2[fF]b|a%2[fF]admin|\\.\\.%2[fF]a|a%2[fF]\\.\\.|a%252fb|%2e%2e%2fa|a%5cb|%2[fF])){1,4}/?",
+        ) {
+            let pattern = PathPattern::parse(&pattern).unwrap();
+            let Ok(path) = RequestPath::parse(&path) else { return Ok(()) };
+            if !pattern.is_everything() && pattern.matches(&path) {
+                let decoded = path.as_str().replace("%2F", "/");
+                prop_assert!(CanonicalPath::parse(&decoded).is_ok(), "{decoded}");
+                let plain = PathPattern::parse(&pattern.to_string().replace("%2F", "/")).unwrap();
+                prop_assert!(plain.matches(&RequestPath::parse(&decoded).unwrap()), "{pattern} {decoded}");
+            }
+        }
+
+        #[test]
+        fn a_deny_pattern_holds_for_every_reading(
+            pattern in "(/(a|admin|\\*|\\*\\*|a%2Fb)){1,4}", path in "(/(a|b|admin|a%2Fb|a%2Fadmin)){1,4}/?",
+        ) {
+            let pattern = PathPattern::parse(&pattern).unwrap();
+            let request = RequestPath::parse(&path).unwrap();
+            // The segment with an encoded slash as one opaque segment, and as several.
+            let opaque = RequestPath::parse(&path.replace("%2F", "~")).unwrap();
+            let decoded = RequestPath::parse(&path.replace("%2F", "/")).unwrap();
+            let plain = PathPattern::parse(&pattern.to_string().replace("%2F", "~")).unwrap();
+            let read = PathPattern::parse(&pattern.to_string().replace("%2F", "/")).unwrap();
+            let expected = plain.denies(&opaque) || read.denies(&decoded);
+            prop_assert_eq!(pattern.denies(&request), expected, "{} ~ {}", pattern, path);
+            prop_assert!(!pattern.matches(&request) || pattern.denies(&request));
         }
 
         #[test]
@@ -402,12 +704,15 @@ mod tests {
             if let Ok(path) = CanonicalPath::parse(&text) {
                 prop_assert_eq!(CanonicalPath::parse(path.as_str()), Ok(path.clone()));
             }
+            if let Ok(path) = RequestPath::parse(&text) {
+                prop_assert_eq!(RequestPath::parse(path.as_str()), Ok(path.clone()));
+            }
         }
 
         #[test]
         fn a_pattern_matches_its_own_example(pattern in "(/(a|b|\\*|\\*\\*)){1,5}") {
             let pattern = PathPattern::parse(&pattern).unwrap();
-            prop_assert!(pattern.matches(&CanonicalPath::parse(&pattern.example()).unwrap()));
+            prop_assert!(pattern.matches(&RequestPath::parse(&pattern.example()).unwrap()));
         }
     }
 }

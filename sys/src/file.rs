@@ -96,6 +96,22 @@ pub fn read_state(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
+/// Returns whether the caller may be able to write a file through another name of it: the file has several hard links,
+/// and belongs to the caller or is writable for it.
+///
+/// A read-only mount of one name does not protect such a file. The other name may be anywhere in the file system, so
+/// this does not look for it.
+pub fn has_writable_link(path: &Path) -> bool {
+    let _note = note_call(path);
+    let Ok(found) = fs::metadata(path) else { return false };
+    // SAFETY: the call takes no arguments and cannot fail.
+    let owned = found.uid() == unsafe { libc::geteuid() };
+    // A read-only mount of this name (`EROFS`) says nothing of the other.
+    let forbidden =
+        || nix::unistd::access(path, nix::unistd::AccessFlags::W_OK) == Err(nix::errno::Errno::EACCES);
+    found.is_file() && found.nlink() > 1 && (owned || !forbidden())
+}
+
 use nix::sys::statfs::statfs;
 
 /// Who may read a file, whatever the umask.

@@ -1,7 +1,7 @@
 //! Mount trees: copy, attach and restrict mounts through descriptors (`open_tree(2)`, `move_mount(2)`,
 //! `mount_setattr(2)`), which neither libc nor `nix` wraps.
 
-use std::ffi::{CString, c_int, c_uint};
+use std::ffi::{CStr, CString, c_int, c_uint};
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -67,6 +67,15 @@ pub fn mount_tree(tree: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
 
 /// Restricts every mount at and below `path`.
 pub fn restrict(path: &Path, what: MountRestriction) -> io::Result<()> {
+    set_attributes(libc::AT_FDCWD, &to_cstring(path)?, libc::AT_RECURSIVE, what)
+}
+
+/// Restricts a cloned tree that is not attached yet.
+pub fn restrict_tree(tree: BorrowedFd<'_>, what: MountRestriction) -> io::Result<()> {
+    set_attributes(tree.as_raw_fd(), c"", libc::AT_RECURSIVE | libc::AT_EMPTY_PATH, what)
+}
+
+fn set_attributes(dir: c_int, path: &CStr, how: c_int, what: MountRestriction) -> io::Result<()> {
     /// `struct mount_attr`.
     #[repr(C)]
     struct MountAttributes {
@@ -81,14 +90,13 @@ pub fn restrict(path: &Path, what: MountRestriction) -> io::Result<()> {
         MountRestriction::Writing => MOUNT_ATTR_RDONLY,
     };
     let attributes = MountAttributes { set, clear: 0, propagation: 0, user_namespace: 0 };
-    let path = to_cstring(path)?;
     // SAFETY: `path` is NUL-terminated, `attributes` is a live local, and the size passed is its size.
     let set = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
-            libc::AT_FDCWD,
+            dir,
             path.as_ptr(),
-            libc::AT_RECURSIVE as c_uint,
+            how as c_uint,
             &raw const attributes,
             size_of::<MountAttributes>(),
         )

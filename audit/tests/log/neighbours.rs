@@ -98,7 +98,9 @@ async fn p17_a_flood_of_refusals_is_folded_and_counted_exactly() {
     let (mut ids, started) = (Vec::new(), Instant::now());
     for round in 0..FLOOD {
         let record = open_for(&log, Some("a"), &format!("{round}.example"));
-        ids.push(record.record_refusal(verdict("not_listed")).await.unwrap());
+        let attempted = Some(format!("GET {round}.evil.test /x").into());
+        let refused = audit::DecisionDetails { attempted, ..verdict("not_listed") };
+        ids.push(record.record_refusal(refused).await.unwrap());
         open_for(&log, None, "unknown.example").post_denial(verdict("unknown_channel"));
     }
     let quiet = open_for(&log, Some("b"), "b.example").record_refusal(verdict("not_listed")).await.unwrap();
@@ -116,10 +118,13 @@ async fn p17_a_flood_of_refusals_is_folded_and_counted_exactly() {
     let known: std::collections::HashSet<&str> =
         all.iter().filter_map(|record| record["metadata"]["correlation_uid"].as_str()).collect();
     assert!(ids.iter().all(|id| known.contains(id.as_str())), "each id that a client got is in the log");
-    let last =
+    let summary =
         all.iter().rfind(|record| folded(record) > 0 && record["status_detail"] == "not_listed").unwrap();
-    let last = &last["unmapped"]["sandbar"]["last"];
+    let last = &summary["unmapped"]["sandbar"]["last"];
     assert_eq!(last["hostname"], format!("{}.example", FLOOD - 1));
+    assert_eq!(last["attempted"], format!("GET {}.evil.test /x", FLOOD - 1));
+    let first = summary["dst_endpoint"]["hostname"].as_str().unwrap().replace(".example", "");
+    assert_eq!(summary["unmapped"]["sandbar"]["attempted"], format!("GET {first}.evil.test /x"));
     // Of each: half a megabyte at once, then 64 KiB and a summary a second.
     let most = (3 << 19) + 2 * (started.elapsed().as_secs() + 2) * (72 << 10);
     assert!(size(&dir) < most, "{} bytes for {} attempts", size(&dir), 2 * FLOOD);

@@ -185,6 +185,42 @@ async fn query_strings_are_written_only_where_asked_for() {
 }
 
 #[tokio::test]
+async fn p18_every_refusal_says_what_was_attempted() {
+    let (_guard, config) = temp_config();
+    let dir = config.dir.clone();
+    let log = Log::open(config).unwrap();
+    let unnamed = || audit::RecordedConnection { port: Some(443), ..audit::RecordedConnection::default() };
+    let addressed = || audit::RecordedConnection { host: Some("2001:db8::7".into()), ..unnamed() };
+    for (facts, given, expected) in [
+        (tunnel("denied.test"), None, "denied.test:443"),
+        (tunnel("allowed.test"), Some("GET denied.test /x"), "GET denied.test /x"),
+        (audit::RecordedFacts::Connection(unnamed()), None, "203.0.113.9:443"),
+        (audit::RecordedFacts::Connection(addressed()), None, "[2001:db8::7]:443"),
+        (audit::RecordedFacts::Request(request("/v1/x?key=hunter2")), None, "POST api.openai.com:443 /v1/x"),
+        (memory(), None, "POST api.openai.com:443 /v1/recall"),
+        (query(), None, "github.com AAAA"),
+        (query(), Some("a\nb\u{1b}[2J\u{202e}"), "a\nb\u{1b}[2J\u{202e}"),
+    ] {
+        let refused = audit::DecisionDetails { attempted: given.map(Into::into), ..verdict("not_listed") };
+        let id = open_record(&log, facts.clone()).record_refusal(refused.clone()).await.unwrap();
+        let record = attempt_records(&dir, &id).pop().unwrap();
+        assert_eq!(record["unmapped"]["sandbar"]["attempted"], expected);
+        // The same after a decision; a decision itself and a completed attempt say nothing.
+        let mut late = open_record(&log, facts);
+        let id = late.id();
+        let _receipt = late.record_decision(verdict("allowed")).await.unwrap();
+        late.record_refusal(refused).await.unwrap();
+        let [decision, outcome] = &attempt_records(&dir, &id)[..] else { panic!("two records of {id}") };
+        assert_eq!(decision["unmapped"]["sandbar"]["attempted"], Value::Null);
+        assert_eq!(outcome["unmapped"]["sandbar"]["attempted"], expected);
+    }
+    for line in lines(&dir) {
+        assert!(line.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{line}");
+        assert!(!line.contains("hunter2"), "{line}");
+    }
+}
+
+#[tokio::test]
 async fn p17_the_most_hostile_record_fits_a_line() {
     let (_guard, mut config) = temp_config();
     config.query_strings = QueryStrings::Keep;
@@ -198,13 +234,20 @@ async fn p17_the_most_hostile_record_fits_a_line() {
         let _receipt = record.record_decision(worst_verdict(&worst)).await.unwrap();
         record.close(worst_outcome(&worst));
     }
+    for facts in worst_facts(&worst) {
+        let mut record = log.open_record(worst_arrival(&worst));
+        record.set_sandbox(worst_subject(&worst));
+        record.set_facts(facts);
+        let refused = audit::DecisionDetails { reason: StableCode("bad_name"), ..worst_verdict(&worst) };
+        record.record_refusal(refused).await.unwrap();
+    }
     log.close();
     for line in lines(&dir) {
         assert!(line.len() < LINE_MAX, "{} bytes", line.len());
         assert!(line.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{line}");
     }
     let cut = |record: &&Value| record["metadata"]["is_truncated"] == true;
-    assert_eq!(records(&dir).iter().filter(cut).count(), 8);
+    assert_eq!(records(&dir).iter().filter(cut).count(), 12);
     assert_eq!(verify_dir(&dir).integrity(), LogIntegrity::Intact);
 }
 
@@ -255,6 +298,7 @@ fn worst_verdict(worst: &str) -> audit::DecisionDetails {
     verdict.policy = Some(audit::RecordedPolicy { digest: worst.into(), generation: u64::MAX });
     verdict.credential = Some(worst.into());
     verdict.message = Some(worst.into());
+    verdict.attempted = Some(worst.into());
     verdict.features =
         vec![audit::ScoreFeature { name: StableCode("header_entropy_over_length"), score: u32::MAX }; 1000];
     verdict
@@ -369,6 +413,7 @@ async fn retention_removes_only_when_asked_and_says_so() {
     }
 }
 
+// proves: log.segment_age
 #[tokio::test]
 async fn a_segment_ends_when_it_is_old() {
     let (_guard, mut config) = temp_config();

@@ -133,6 +133,7 @@ fn p12_issuers_side_by_side_do_not_speak_for_each_other() {
     assert_eq!(refused, Err(IdentityError::UnknownKey), "SPIRE's key under Vault's name");
 }
 
+// proves: identity.issuer.environments, identity.issuer.tenants
 #[test]
 fn p12_an_issuer_names_its_own_environments_and_tenants_only() {
     let dir = tempfile::tempdir().unwrap();

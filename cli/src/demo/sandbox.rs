@@ -17,7 +17,7 @@ use nix::unistd::pipe2;
 
 use super::agent::{AgentReply, AgentRequest, AgentTask, FetchRequest, FetchResponse, TaskOutcome};
 use jail::{
-    CommandSpec, CommandStdio, FilesystemView, Jail, JailListeners, JailPlan, JobPlacement, TRUST_DIR,
+    CommandSpec, CommandStream, FilesystemView, Jail, JailListeners, JailPlan, JobPlacement, TRUST_DIR,
     ViewOptions, command_environment,
 };
 
@@ -144,7 +144,7 @@ impl Drop for DemoSandbox {
 }
 
 /// Plans a jail without writable host directories, which runs this binary as the agent.
-fn jail_plan(hidden: &Path, pipes: [OwnedFd; 2]) -> anyhow::Result<JailPlan> {
+fn jail_plan(hidden: &Path, [input, output]: [OwnedFd; 2]) -> anyhow::Result<JailPlan> {
     let view = FilesystemView::build(&ViewOptions {
         cwd: PathBuf::from("/"),
         hidden: vec![hidden.to_owned()],
@@ -158,7 +158,11 @@ fn jail_plan(hidden: &Path, pipes: [OwnedFd; 2]) -> anyhow::Result<JailPlan> {
         environment: command_environment(std::env::vars_os(), trust),
         place: JobPlacement::Background,
         blocked: SigSet::thread_get_mask()?,
-        streams: CommandStdio::Pipes(Arc::new(pipes)),
+        streams: [
+            CommandStream::Pipe(Arc::new(input)),
+            CommandStream::Pipe(Arc::new(output)),
+            CommandStream::Null,
+        ],
     };
     let socket = (hidden.to_owned(), CString::new("log/admin.sock")?);
     Ok(JailPlan { view, program, terminal: None, socket })

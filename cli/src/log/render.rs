@@ -30,7 +30,9 @@ fn stage_label(view: &RecordView<'_>) -> String {
 fn describe_record(view: &RecordView<'_>) -> String {
     match view.stage() {
         RecordStage::Answered | RecordStage::Decision | RecordStage::Denied => {
-            format!("{} {}", describe_target(view), describe_reason(view))
+            let target = describe_target(view);
+            let tried = describe_attempted(view, &target);
+            format!("{target} {}{tried}", describe_reason(view))
         }
         RecordStage::Finding => {
             let code = escape_terminal(view.status_detail.as_deref().unwrap_or_default());
@@ -60,6 +62,13 @@ fn describe_target(view: &RecordView<'_>) -> String {
         }
         None => format!("{host}{port}"),
     }
+}
+
+/// What a refused sandbox asked for, if `target` does not show all of it.
+fn describe_attempted(view: &RecordView<'_>, target: &str) -> String {
+    let tried = escape_terminal(view.attempted().unwrap_or_default());
+    let shown = tried.split(' ').all(|word| target.contains(word));
+    if shown { String::new() } else { format!(" tried {tried}") }
 }
 
 fn describe_reason(view: &RecordView<'_>) -> String {

@@ -26,7 +26,9 @@ use self::summary::RunSummary;
 use self::terminal::TerminalState;
 use super::OutputOptions;
 use crate::terminal::{BAD, paint, print_error};
-use jail::{CommandExit, Jail, JailEvent, ReceivedSignal, TRUST_DIR, UnixSocketWatcher};
+use jail::{
+    CommandExit, CopyDirection, Jail, JailEvent, ReceivedSignal, StreamCopy, TRUST_DIR, UnixSocketWatcher,
+};
 use proxy::admin::status::AdminState;
 use proxy::app::{App, AppOverrides, RecordObserver};
 
@@ -39,7 +41,9 @@ const KILL_GRACE: Duration = Duration::from_secs(5);
 /// How long to wait for connections to close after the last process in the jail has exited.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often to look for new unix sockets outside, which the jail then hides.
-const HIDE_INTERVAL: Duration = Duration::from_secs(1);
+const HIDE_INTERVAL: Duration = Duration::from_millis(50);
+/// How long to wait for the rest of the command's output to be written to a file.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 /// Capacity of the queues of jail events and of signals.
 const EVENT_QUEUE: usize = 64;
 /// Polling interval for state that has no notification.
@@ -100,12 +104,13 @@ pub(crate) fn run(args: &RunArgs, output: OutputOptions) -> ExitCode {
 
 fn run_in_jail(args: &RunArgs, output: OutputOptions) -> anyhow::Result<u8> {
     let terminal = TerminalState::detect();
-    let prepared = PreparedRun::prepare(args, &terminal)?;
+    let mut prepared = PreparedRun::prepare(args, &terminal)?;
     let signals = terminal::block_signals()?;
     // Create the jail while this process has one thread: it forks, and only the calling thread survives a fork, so
     // a lock held by another would stay locked in the child. Generate the authority's key afterwards, so that no
     // process in the jail ever had it in memory.
     let (jail, arrivals) = Jail::create(&prepared.plan).inspect_err(|_| prepared.remove_run_dir())?;
+    let output_ended = spawn_copies(prepared.take_copies());
     super::serve::init_tracing("warn");
     drop(rustls::crypto::CryptoProvider::install_default(certs::crypto_provider().as_ref().clone()));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -130,6 +135,7 @@ fn run_in_jail(args: &RunArgs, output: OutputOptions) -> anyhow::Result<u8> {
         let mut serving = tokio::spawn(app.run());
         let ended = run.supervise(&trust, signals, &mut serving).await;
         let summary = run.summarize(&prepared, ended.as_ref().ok().copied()).await;
+        wait_for_output(output_ended).await;
         run.record_end(&summary).await;
         stop.send_replace(true);
         drop(serving.await); // `supervise` reported its error
@@ -199,8 +205,9 @@ impl RunSession {
                     kill_at = Some(Instant::now() + KILL_GRACE);
                 }
                 _ = hide_timer.tick() => {
-                    if let Some(changed) = sockets.poll_changes() {
-                        self.jail.hide_sockets(changed);
+                    let new = sockets.poll_new();
+                    if !new.is_empty() {
+                        self.jail.hide_sockets(new);
                     }
                 }
                 () = self.denials.print_when_free() => {}
@@ -264,6 +271,29 @@ async fn wait_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
         None => std::future::pending().await,
+    }
+}
+
+/// Copies between our standard streams and the command's, each in a thread of its own. The receiver ends when all
+/// output is written.
+fn spawn_copies(copies: Vec<StreamCopy>) -> mpsc::Receiver<()> {
+    let (writing, ended) = mpsc::channel(1);
+    for copy in copies {
+        let writing = (copy.direction() == CopyDirection::FromCommand).then(|| writing.clone());
+        std::thread::spawn(move || {
+            if let Err(error) = copy.run() {
+                print_error(&error);
+            }
+            drop(writing);
+        });
+    }
+    ended
+}
+
+async fn wait_for_output(mut ended: mpsc::Receiver<()>) {
+    if tokio::time::timeout(FLUSH_TIMEOUT, ended.recv()).await.is_err() {
+        let shown = FLUSH_TIMEOUT.as_secs();
+        anstream::eprintln!("{} the output could not be written in {shown} s", paint(BAD, "sandbar:"));
     }
 }
 

@@ -21,8 +21,8 @@ use super::RunArgs;
 use super::denials::AllowAdvice;
 use super::terminal::TerminalState;
 use jail::{
-    CommandSpec, CommandStdio, FilesystemView, JailListeners, JailPlan, JobPlacement, TRUST_DIR, ViewOptions,
-    command_environment, runtime_dir, terminal_device,
+    CommandSpec, CommandStream, FilesystemView, JailListeners, JailPlan, JobPlacement, StreamCopy, TRUST_DIR,
+    ViewOptions, command_environment, confine_stdio, runtime_dir, terminal_device,
 };
 use proxy::policy::files;
 use proxy::policy::source::{PolicySource, RunFiles};
@@ -39,6 +39,7 @@ pub(super) struct PreparedRun {
     pub(super) started: Instant,
     dir: PathBuf,
     files: RunFiles,
+    copies: Vec<StreamCopy>,
 }
 
 impl PreparedRun {
@@ -48,8 +49,8 @@ impl PreparedRun {
         let state = state_dir(args)?;
         let dir = create_run_dir(&state)?;
         let built = Self::build_plan(args, terminal, &id, &state, &dir);
-        let (plan, files) = built.inspect_err(|_| drop(fs::remove_dir_all(&dir)))?;
-        Ok(PreparedRun { plan, started, dir, files })
+        let (plan, files, copies) = built.inspect_err(|_| drop(fs::remove_dir_all(&dir)))?;
+        Ok(PreparedRun { plan, started, dir, files, copies })
     }
 
     fn build_plan(
@@ -58,7 +59,7 @@ impl PreparedRun {
         id: &SandboxId,
         state: &Path,
         dir: &Path,
-    ) -> anyhow::Result<(JailPlan, RunFiles)> {
+    ) -> anyhow::Result<(JailPlan, RunFiles, Vec<StreamCopy>)> {
         let sources = files::read_paths(&args.policy)?;
         if sources.operator.is_some() {
             bail!("--policy takes policy files; a configuration is for `sandbar serve`");
@@ -66,19 +67,27 @@ impl PreparedRun {
         let view = build_view(args, state, &sources)?;
         let files = build_run_files(args, id, dir, sources, &view)?;
         check_policies(&files)?;
+        let (streams, copies) = confine_stdio(&view)?;
         let program = CommandSpec {
             words: args.command.clone(),
             environment: command_environment(std::env::vars_os(), sandbox_variables(id)?),
             place: terminal.placement,
             blocked: SigSet::thread_get_mask()?,
-            streams: CommandStdio::Inherited,
+            streams,
         };
         let terminal = match terminal.placement {
             JobPlacement::Background | JobPlacement::Shared => None,
             JobPlacement::Foreground => terminal_device(std::io::stdin().as_fd()),
         };
         let socket = (dir.to_owned(), CString::new(SOCKET)?);
-        Ok((JailPlan { view, program, terminal, socket }, files))
+        Ok((JailPlan { view, program, terminal, socket }, files, copies))
+    }
+
+    /// Returns what is to be copied between our standard streams and the command's. Closes our copies of the command's
+    /// ends, so that the streams end when the command does.
+    pub(super) fn take_copies(&mut self) -> Vec<StreamCopy> {
+        self.plan.program.streams = [const { CommandStream::Inherited }; 3];
+        std::mem::take(&mut self.copies)
     }
 
     /// Returns the policy source, with a listener for every socket from the jail.
@@ -186,10 +195,10 @@ fn build_run_files(
     let mut once = LoadSources { generation: 1, ..LoadSources::default() };
     let mut policies = args.policy.clone();
     if !view.exposed.is_empty() {
-        for path in view.exposed.iter().filter(|_| !args.quiet) {
+        for (path, exposure) in view.exposed.iter().filter(|_| !args.quiet) {
             let shown = path.display();
             anstream::eprintln!(
-                "sandbar: {shown} is writable by the command, so it is read once; move it to have edits followed"
+                "sandbar: {shown} {exposure}, so the policies are read once; move or copy it to have edits followed"
             );
         }
         once = sources;

@@ -122,7 +122,8 @@ impl TcpAcceptor {
         let slot = match self.connections.acquire(&rules, &connection.arrived.channel) {
             Ok(slot) => slot,
             Err(why) => {
-                return connection.filter.record_unread(Reason::DnsOverload, &connection.arrived, Some(why));
+                let TcpConnection { filter, arrived, .. } = &connection;
+                return filter.record_unread(&[], Reason::DnsOverload, arrived, Some(why));
             }
         };
         drop(rules);

@@ -143,7 +143,7 @@ impl UdpWorker {
         for datagram in batch.datagrams() {
             let arrived = self.query_arrival(&datagram);
             if datagram.source.port() == 0 {
-                filter.record_unread(Reason::DnsMalformed, &arrived, None);
+                filter.record_unread(datagram.bytes, Reason::DnsMalformed, &arrived, None);
                 continue; // forged: no reply can be sent to port 0
             }
             let route = ReplyRoute::from_datagram(&datagram);

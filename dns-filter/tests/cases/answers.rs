@@ -41,6 +41,7 @@ async fn case_39_truncation_towards_the_client_and_from_upstream() {
     assert_eq!(world.ask("github.com", A).await.addresses().len(), 32, "complete with EDNS");
 }
 
+// proves: allow.cname
 #[tokio::test]
 async fn case_43_chains_are_flattened_and_never_followed_by_us() {
     let world = DnsFixture::with_script(|query, _| {

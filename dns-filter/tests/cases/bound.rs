@@ -157,6 +157,7 @@ fn run_stream(stream: &[AdversaryQuery]) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
+    // proves: dns.grid_milliseconds
     #[test]
     fn p14_no_stream_carries_more_than_burst_rate_and_timing(
         stream in proptest::collection::vec(any_query(), 1..160)
@@ -179,6 +180,7 @@ fn p14_a_greedy_sender_gets_what_it_may_and_no_more() {
 }
 
 /// Queries that choose almost nothing are bounded by their number, because of their timing.
+// proves: dns.forwards_per_hour
 #[test]
 fn p14_queries_that_choose_nothing_are_bounded_by_number() {
     // A few short names, each repeated after its answer has expired: about 348 queries per hour.

@@ -303,6 +303,7 @@ async fn p7_the_record_is_written_before_the_query_leaves() {
     assert_eq!(order.load(Ordering::SeqCst), 1);
 }
 
+// proves: dns.fold_seconds
 #[tokio::test]
 async fn answers_from_the_cache_share_a_record_with_a_count() {
     let world = DnsFixture::build(ALLOW, plain_reply, |settings| settings.fold_seconds = 60).await;
@@ -327,6 +328,16 @@ async fn answers_from_the_cache_share_a_record_with_a_count() {
 }
 
 const RAW: &str = "[[allow]]\nname = \"db\"\nhosts = [\"db.corp.example\"]\ntcp = [5432]\nresolves_to = [\"10.1.0.0/16\"]\n";
+
+// proves: dns.synthetic
+#[tokio::test]
+async fn synthetic_addresses_come_from_the_configured_range() {
+    let world = DnsFixture::build(RAW, plain_reply, |settings| {
+        settings.synthetic = "10.200.0.0/24".parse().unwrap();
+    })
+    .await;
+    assert_eq!(world.ask("db.corp.example", A).await.addresses()[0].to_string(), "10.200.0.1");
+}
 
 #[tokio::test]
 async fn names_for_raw_tcp_get_a_synthetic_address() {
@@ -386,6 +397,7 @@ async fn the_proxys_look_ups_are_charged_to_the_sandbox() {
     assert_eq!(decisions, 2, "each has a decision record");
 }
 
+// proves: dns.pre_resolve
 #[tokio::test]
 async fn exact_names_are_pre_resolved() {
     let world = DnsFixture::build(ALLOW, plain_reply, |settings| {
@@ -404,4 +416,7 @@ async fn exact_names_are_pre_resolved() {
         .filter(|record| record["unmapped"]["sandbar"]["carried"] == "pre_resolve")
         .count();
     assert_eq!(timers, 12, "six decisions and six outcomes");
+    let without = DnsFixture::new().await;
+    without.filter.pre_resolve_once().await;
+    assert_eq!(without.recorder.seen().len(), 0, "switched off");
 }

@@ -24,6 +24,7 @@ async fn p5_case_01_a_name_that_is_not_listed_never_leaves() {
     assert_eq!(denied[0]["unmapped"]["sandbar"]["stage"], "denied");
 }
 
+// proves: dns.denial
 #[tokio::test]
 async fn case_01_a_denial_has_the_configured_form() {
     for (form, code, addresses) in [
@@ -272,6 +273,7 @@ async fn case_17_localhost_is_answered_locally() {
     assert_eq!(world.recorder.seen().len(), 0);
 }
 
+// proves: dns.zone.name, dns.zone.upstreams, dns.host.name, dns.host.addresses
 #[tokio::test]
 async fn case_18_special_zones_need_a_rule_and_a_resolver_of_their_own() {
     let policy = "[[allow]]\nname = \"in\"\nhosts = [\"db.corp.internal\", \"svc.cluster.local\"]\nresolves_to = [\"10.0.0.0/8\"]\n";
@@ -325,6 +327,7 @@ async fn case_19_reverse_names_are_refused() {
     assert_eq!(world.recorder.seen().len(), 0);
 }
 
+// proves: dns.reverse
 #[tokio::test]
 async fn case_19_reverse_look_ups_of_known_addresses_can_be_enabled() {
     let policy = format!(

@@ -19,6 +19,7 @@ async fn case_23_addresses_and_https_are_asked_by_default() {
     assert_eq!(world.recorder.seen().len(), 3);
 }
 
+// proves: allow.dns_types
 #[tokio::test]
 async fn p1_case_24_other_types_need_the_rule() {
     let world = DnsFixture::new().await;
@@ -68,6 +69,40 @@ async fn case_27_other_operations_are_not_implemented() {
         assert_eq!(answer.len(), 12, "only a header with the code");
     }
     assert_eq!(world.recorder.seen().len(), 0);
+}
+
+#[tokio::test]
+async fn p18_a_refused_packet_is_recorded_with_the_name_it_asks_for() {
+    let world = DnsFixture::new().await;
+    let (name, long) = (wire_name("denied.test"), [&[200][..], &[b'x'; 200], b"\0"].concat());
+    for packet in [
+        build_packet(5 << 11, &name, A, 1, None), // UPDATE
+        build_packet(0, &name, A, 1, None)[..12 + name.len()].to_vec(), // without type and class
+        build_packet(0, b"\x06denied\xc0\x0c", A, 1, None), // a pointer
+        build_packet(0, &wire_name("d\u{e9}nied\n.test"), A, 1, None),
+        build_packet(0, &long, A, 1, None),
+        build_packet(0, &name, 252, 1, None), // a zone transfer
+        build_packet(0, &name, A, 1, None)[..12].to_vec(),
+    ] {
+        world.send_packet(&packet).await;
+    }
+    assert_eq!(world.recorder.seen().len(), 0);
+    let tried = |record: &serde_json::Value| {
+        let said = |value: &serde_json::Value| value.as_str().unwrap_or("-").to_owned();
+        (said(&record["status_detail"]), said(&record["unmapped"]["sandbar"]["attempted"]))
+    };
+    let found: Vec<_> = world.records_at_stage("denied").iter().map(tried).collect();
+    let expected = [
+        ("dns_operation", "denied.test"),
+        ("dns_malformed", "denied.test"),
+        ("dns_malformed", "denied"),
+        ("bad_name", "d\\xc3\\xa9nied\\n.test A"),
+        ("dns_malformed", "(unreadable)"),
+        ("dns_operation", "denied.test TYPE252"),
+        ("dns_malformed", "(unreadable)"),
+    ];
+    let expected: Vec<_> = expected.map(|(code, tried)| (code.to_owned(), tried.to_owned())).to_vec();
+    assert_eq!(found, expected);
 }
 
 #[tokio::test]

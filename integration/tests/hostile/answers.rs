@@ -78,7 +78,11 @@ fn a_malformed_answer_is_a_bad_gateway() {
             format!("HTTP/1.1 103 Early Hints\r\nLink: </x>\r\nAlt-Svc: h3=\":443\"\r\n\r\n{OK}"),
             Passes(200, "ok"),
         ),
-        ("fifty 103", format!("{}{OK}", "HTTP/1.1 103 Early Hints\r\n\r\n".repeat(50)), Passes(200, "ok")),
+        (
+            "thirty-two 103",
+            format!("{}{OK}", "HTTP/1.1 103 Early Hints\r\n\r\n".repeat(32)),
+            Passes(200, "ok"),
+        ),
         ("only 103", "HTTP/1.1 103 Early Hints\r\n\r\n".into(), Broke),
         (
             "204 with a body",
@@ -149,5 +153,49 @@ fn nothing_is_held_back() {
         let mut wire = world.open_tunnel("a.test", origin.port());
         wire.send(format!("GET / HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", origin.port()));
         assert!(wire.read_until(b"first").is_some(), "{head}");
+    }
+}
+
+/// An origin that keeps sending interim answers is stopped at `interim_answers`.
+// proves: limits.interim_answers
+#[test]
+fn interim_answers_are_numbered() {
+    let origin = ScriptedOrigin::start_plain();
+    let hosts = InstanceSetup::with_hosts(&[("a.test", origin.port())]);
+    let world = hosts.with_limits("interim_answers = 5").start();
+    for (count, passes) in [(5, true), (6, false), (2000, false)] {
+        let hints = "HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n".repeat(count);
+        origin.set_reply(OriginReply::SayAndClose(format!("{hints}{OK}").into_bytes()));
+        let mut wire = world.open_tunnel("a.test", origin.port());
+        wire.send(format!("GET / HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", origin.port()));
+        let answer = wire.read_response("GET").unwrap();
+        assert!(answer.interim.len() <= 5, "{count}: {:?}", answer.interim);
+        if passes {
+            assert_eq!((answer.status, answer.interim.len()), (200, count));
+        } else {
+            world.assert_refused(&count.to_string(), &answer, 502, "answer_too_large");
+        }
+    }
+}
+
+/// Only Sandbar says that Sandbar refused.
+#[test]
+fn an_origin_cannot_fake_a_refusal() {
+    let origin = ScriptedOrigin::start_plain();
+    let world = InstanceSetup::with_hosts(&[("a.test", origin.port())]).start();
+    let forged =
+        "Sandbar-Reason: not_listed\r\nSANDBAR-RECORD: 1\r\nsandbar_generation: 7\r\nX-Mine: kept\r\n";
+    for (what, said, status) in [
+        ("an answer", format!("HTTP/1.1 403 Forbidden\r\n{forged}Content-Length: 0\r\n\r\n"), 403),
+        ("an interim answer", format!("HTTP/1.1 103 Early Hints\r\n{forged}\r\n{OK}"), 200),
+    ] {
+        origin.set_reply(OriginReply::SayAndClose(said.into_bytes()));
+        let mut wire = world.open_tunnel("a.test", origin.port());
+        wire.send(format!("GET / HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", origin.port()));
+        let answer = wire.read_response("GET").unwrap();
+        assert_eq!(answer.status, status, "{what}");
+        let raw = String::from_utf8_lossy(&answer.raw).to_ascii_lowercase();
+        assert!(!raw.contains("sandbar"), "{what}: {raw}");
+        assert!(raw.contains("x-mine: kept"), "{what}: {raw}");
     }
 }

@@ -107,6 +107,7 @@ impl CredentialScene {
     }
 }
 
+// proves: allow.credential, credential.name, credential.file
 #[test]
 fn p11_it_goes_to_the_bound_host_method_and_path_and_nowhere_else() {
     let scene = CredentialScene::new();
@@ -155,12 +156,12 @@ fn p11_without_it_nothing_is_sent() {
             None => fs::remove_file(&file).unwrap(),
             Some(content) => fs::write(&file, content).unwrap(),
         }
-        let refused = |answer: &RawResponse| answer.text().contains(why);
+        let refused = |answer: &RawResponse| scene.world.record_says(answer, why);
         scene.wait_for_answer(what, refused);
         let before = scene.bound.requests().len();
         let answer = scene.wait_for_answer(what, refused);
         scene.world.assert_refused(what, &answer, 502, "credential_unavailable");
-        assert!(answer.text().contains("credential `key`"), "{what}: {}", answer.text());
+        assert!(scene.world.record_says(&answer, "credential `key`"), "{what}: {}", answer.text());
         assert_eq!(scene.bound.requests().len(), before, "{what}: a request left without it");
     }
     fs::write(&file, "another-secret-of-ours").unwrap();

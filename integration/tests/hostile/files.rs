@@ -89,7 +89,7 @@ fn p16_a_pipe_in_the_place_of_a_credential_stops_nobody() {
     let pipe = scene.credential_file().with_file_name("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     fs::rename(&pipe, scene.credential_file()).unwrap();
-    let refused = |answer: &RawResponse| answer.text().contains("it is not a regular file");
+    let refused = |answer: &RawResponse| scene.world.record_says(answer, "it is not a regular file");
     scene.wait_for_answer("the pipe is seen", refused);
     let arrived = scene.bound.requests().len();
     for _ in 0..20 {

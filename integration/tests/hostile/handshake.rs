@@ -68,9 +68,13 @@ fn config_with_leaf(leaf: CertificateDer<'static>, key: &KeyPair) -> Arc<ServerC
 
 /// A client that trusts the authority of `world`.
 pub(crate) fn client_config(world: &SandbarInstance, protocol: &str) -> Arc<ClientConfig> {
+    client_config_with(&fs::read(world.ca_path()).unwrap(), protocol)
+}
+
+/// A client that trusts these roots, as PEM.
+pub(crate) fn client_config_with(pem: &[u8], protocol: &str) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
-    let pem = fs::read(world.ca_path()).unwrap();
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
+    for certificate in CertificateDer::pem_slice_iter(pem) {
         roots.add(certificate.unwrap()).unwrap();
     }
     let mut config = ClientConfig::builder_with_provider(certs::crypto_provider())

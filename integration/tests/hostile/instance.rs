@@ -258,6 +258,15 @@ impl SandbarInstance {
         assert_unbranded(what, answer);
     }
 
+    /// Whether the record of the refusal that an answer tells of says `why`. The answer itself does not, where it
+    /// concerns the operator alone.
+    pub(crate) fn record_says(&self, answer: &RawResponse, why: &str) -> bool {
+        let told = answer.text();
+        assert!(!told.contains(why), "the sandbox is told what concerns the operator: {told}");
+        let record = answer.field("sandbar-record").map(|id| self.wait_for_end(id));
+        record.is_some_and(|record| record["message"].as_str().is_some_and(|said| said.contains(why)))
+    }
+
     /// Stops as systemd would: true where it ended well.
     pub(crate) fn stop(&mut self) -> bool {
         let killed = Command::new("kill").arg(self.pid().to_string()).status();

@@ -5,8 +5,12 @@
 
 mod agreement;
 mod answers;
+mod attempted;
+mod bytes;
 mod credentials;
 mod echoes;
+mod explained;
+mod families;
 mod fields;
 mod files;
 mod framing;
@@ -19,9 +23,11 @@ mod instance;
 mod limits;
 mod names;
 mod origin;
+mod pipelining;
 mod refusals;
 mod sandboxes;
 mod streams;
 mod strict_http;
+mod upgrades;
 mod upstream;
 mod wire;

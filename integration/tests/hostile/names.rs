@@ -61,7 +61,9 @@ const NAME_TABLE: &[NameRow] = &[
     ("a。test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
     ("a．test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
     ("a｡test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
-    ("á.test", ["not_listed", "bad_name", "not_listed", "bad_name", "bad_handshake"]),
+    ("á.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("ü.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
+    ("xn--tda.test", ["passes", "passes", "passes", "names_disagree", "names_disagree"]),
     ("xn--", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
     ("xn--a.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_name"]),
     ("a\u{ad}.test", ["bad_name", "bad_name", "bad_name", "bad_name", "bad_handshake"]),
@@ -110,7 +112,13 @@ const NAME_TABLE: &[NameRow] = &[
 #[test]
 fn p6_every_spelling_is_that_host_or_none() {
     let (origin, tls) = (ScriptedOrigin::start_plain(), ScriptedOrigin::start_plain());
-    let plan = InstanceSetup::with_hosts(&[("a.test", origin.port()), ("a.test", tls.port())]);
+    let mut plan = InstanceSetup::with_hosts(&[("a.test", origin.port()), ("a.test", tls.port())]);
+    // A policy may be written in Unicode; names in traffic are A-labels.
+    plan.policy += &format!(
+        "[[allow]]\nname = \"unicode\"\nhosts = [\"ü.test:{}\"]\nresolves_to = [\"127.0.0.0/8\"]\n",
+        origin.port()
+    );
+    plan.hosts.push("xn--tda.test");
     let world = plan.start();
     let mut wrong = Vec::new();
     for (name, expected) in NAME_TABLE {
@@ -128,6 +136,48 @@ fn p6_every_spelling_is_that_host_or_none() {
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert_eq!(origin.faults(), [""; 0]);
+}
+
+/// An encoded slash passes where a rule spells it, as it was written; every other spelling goes nowhere.
+#[test]
+fn p1_an_encoded_slash_passes_only_where_a_rule_spells_it() {
+    let origin = ScriptedOrigin::start_plain();
+    let policy = format!(
+        "[[allow]]\nname = \"packages\"\nhosts = [\"a.test:{0}\"]\npaths = [\"/*%2f*\", \"/plain\"]\nresolves_to = [\"127.0.0.0/8\"]\n\
+         [[deny]]\nname = \"scope\"\nhosts = [\"a.test:{0}\"]\npaths = [\"/@evil/**\"]\n",
+        origin.port()
+    );
+    let world = InstanceSetup { policy, hosts: vec!["a.test"], ..InstanceSetup::default() }.start();
+    let mut passed = Vec::new();
+    for (path, refused) in [
+        ("/plain", None),
+        ("/@babel%2fcore", None),
+        ("/@babel%2Fcore?v=%2f", None),
+        ("/@babel/core", Some("path_not_allowed")),
+        ("/@evil%2fx", Some("denied_by_rule")),
+        ("/@evil%2Fx", Some("denied_by_rule")),
+        ("/@babel%252fcore", Some("ambiguous_path")),
+        ("/@babel%5ccore", Some("ambiguous_path")),
+        ("/..%2f@evil", Some("ambiguous_path")),
+        ("/x%2f..%2f@evil", Some("ambiguous_path")),
+        ("/%2e%2e%2f@evil", Some("ambiguous_path")),
+        ("/@babel%2fcore%2fx", Some("ambiguous_path")),
+        ("/@babel%2f%2fcore", Some("ambiguous_path")),
+        ("/@babel%2f", Some("ambiguous_path")),
+    ] {
+        let mut wire = world.open_tunnel("a.test", origin.port());
+        wire.send(format!("GET {path} HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", origin.port()));
+        let answer = wire.read_response("GET").unwrap_or_else(|| panic!("{path}: no answer"));
+        match refused {
+            Some(code) => world.assert_refused(path, &answer, 403, code),
+            None => {
+                assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+                passed.push(path.to_owned());
+            }
+        }
+    }
+    let arrived: Vec<String> = origin.requests().into_iter().map(|request| request.target).collect();
+    assert_eq!(arrived, passed, "what was judged is what is forwarded");
 }
 
 /// The code of the last refusal among records from `since` on.

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
@@ -23,9 +23,6 @@ pub(crate) enum OriginReply {
     /// Sends these bytes and nothing more, until the other side gives up.
     SayAndHang(Vec<u8>),
 }
-
-/// How long an origin takes to switch protocols: one that is quicker than our own end of the request loses.
-const SWITCH_DELAY: Duration = Duration::from_millis(50);
 
 /// One connection as the origin saw it.
 #[derive(Clone, Debug, Default)]
@@ -165,9 +162,6 @@ fn serve_requests(
                 | OriginReply::SayAndClose(bytes)
                 | OriginReply::SayAndHang(bytes) => bytes,
             };
-            if bytes.starts_with(b"HTTP/1.1 101") {
-                std::thread::sleep(SWITCH_DELAY); // see the known gaps in proxy/README.md
-            }
             if carrier.write_all(bytes).and_then(|()| carrier.flush()).is_err() {
                 return;
             }

@@ -44,6 +44,10 @@ def answer(connection, stream, headers):
             connection.send_headers(stream, [(":status", "103"), ("link", f"</{secret}>; rel=preload")])
         case "/v1/trailers":
             trailers = [("x-echo", secret), ("x-end", "yes")]
+        case "/v1/named":
+            name, forged = "x-" + secret.encode().hex(), [("sandbar-reason", "not_listed")]
+            head += [(name, "1"), ("x-kept", "yes"), *forged]
+            trailers = [(name, "1"), ("x-end", "yes"), ("set-cookie", "evil"), *forged]
         case "/v1/long-trailers":
             trailers = [("x-long", "y" * 8000)]
         case "/v1/ends-like-it":

@@ -135,6 +135,10 @@ fn p18_a_refusal_is_told_to_people_and_to_machines() {
             assert_eq!(answer.field("content-type"), Some(kind), "{what} {accept}");
             let text = answer.text();
             assert!(text.contains(code) && text.contains(id), "{what}: {text}");
+            // The sandbox learns nothing of the gateway's files.
+            let dir = world.policy_dir();
+            assert!(!text.contains(dir.to_str().unwrap()) && !text.contains(".toml"), "{what}: {text}");
+            assert!(!text.split([' ', '"', '(']).any(|word| word.starts_with('/')), "{what}: {text}");
             if kind == "application/json" {
                 let said: Value = serde_json::from_str(&text).unwrap();
                 let said = &said["error"];
@@ -142,7 +146,11 @@ fn p18_a_refusal_is_told_to_people_and_to_machines() {
                 assert_eq!(said["record"], id, "{what}: {said}");
                 assert!(said["next_step"].as_str().is_some_and(|next| next.len() > 5), "{what}: {said}");
                 if let Some(rule) = rule {
-                    assert_eq!(said["rule"]["rule"], rule, "{what}: {said}");
+                    assert_eq!(
+                        said["rule"],
+                        serde_json::json!({ "rule": rule, "policy": "p" }),
+                        "{what}: {said}"
+                    );
                 }
             } else {
                 assert!(text.contains("next:"), "{what}: {text}");

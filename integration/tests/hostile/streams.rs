@@ -88,6 +88,7 @@ fn a_malformed_request_reaches_nobody() {
     for (what, fields, fate) in [
         ("plain", get.clone(), Passes),
         ("te: trailers", add_field(&get, "te", b"trailers"), Passes),
+        ("announced trailers", add_field(&get, "trailer", b"x-sum"), Refused(400, "bad_request")),
         ("cookie crumbs", add_field(&add_field(&get, "cookie", b"a=b"), "cookie", b"c=d"), Passes),
         ("no :authority", without_field(&get, ":authority"), Malformed),
         ("no :method", without_field(&get, ":method"), Malformed),

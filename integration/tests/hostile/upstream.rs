@@ -1,14 +1,16 @@
 //! Towards origins: certificates are checked for the name that was decided, nothing is sent twice, and no
 //! connection serves two sandboxes.
 
+use std::fs;
 use std::net::TcpListener;
 
 use rcgen::CertificateParams;
 
-use crate::handshake::{OriginCa, client_config, self_signed_config, tls_handshake};
+use crate::handshake::{OriginCa, client_config, client_config_with, self_signed_config, tls_handshake};
 use crate::instance::{InstanceSetup, SandbarInstance};
 use crate::origin::{OriginReply, ScriptedOrigin};
 
+// proves: upstream.roots
 #[test]
 fn a_wrong_certificate_stops_every_byte() {
     let (root, stranger) = (OriginCa::new(), OriginCa::new());
@@ -50,6 +52,22 @@ fn a_wrong_certificate_stops_every_byte() {
             );
         }
     }
+}
+
+// proves: ca.dir
+#[test]
+fn the_authority_is_where_the_configuration_says() {
+    let root = OriginCa::new();
+    let origin = ScriptedOrigin::start_tls(root.server_config("a.test"));
+    let plan = InstanceSetup::with_hosts(&[("a.test", origin.port())]).with_roots(root.pem());
+    let world = InstanceSetup { tables: "[ca]\ndir = \"authority\"\n".to_owned(), ..plan }.start();
+    let usual = world.ca_path();
+    assert!(!usual.exists(), "{}", usual.display());
+    let named = usual.parent().unwrap().with_file_name("authority").join("ca.pem");
+    let config = client_config_with(&fs::read(named).unwrap(), "http/1.1");
+    let mut wire = tls_handshake(world.open_tunnel("a.test", origin.port()), &config, "a.test").unwrap();
+    wire.send(format!("GET /x HTTP/1.1\r\nHost: a.test:{}\r\n\r\n", origin.port()));
+    assert_eq!(wire.read_response("GET").map(|answer| answer.status), Some(200));
 }
 
 #[test]

@@ -171,6 +171,23 @@ fn tail_shows_what_is_wanted_and_nothing_that_acts_on_a_terminal() {
     let all = stdout_text(&run_log(&log_dir(&dir), &["tail"]));
     assert!(all.bytes().all(|byte| byte == b'\n' || (b' '..=b'~').contains(&byte)), "{all:?}");
     assert!(all.contains("DENY") && all.contains("not_listed no rule"), "{all}");
+    assert!(!all.contains(" tried "), "what the target shows is not repeated: {all}");
+    let log = audit::Log::open(audit::LogConfig::new(log_dir(&dir))).unwrap();
+    let fronted = audit::RecordedConnection { host: Some("github.com".into()), port: Some(443), tls: None };
+    let mut record = log.open_record(audit::RecordedArrival {
+        channel: audit::RecordedChannel { kind: audit::StableCode("dedicated"), detail: None },
+        transport: audit::Transport::TCP,
+        source: None,
+        original_dst: None,
+    });
+    record.set_facts(audit::RecordedFacts::Connection(fronted));
+    let attempted = Some("GET denied\u{1b}.test denied.test /x".into());
+    let reason = audit::StableCode("names_disagree");
+    record.post_denial(audit::DecisionDetails { attempted, ..audit::DecisionDetails::new(reason) });
+    log.close();
+    let fronted = stdout_text(&run_log(&log_dir(&dir), &["tail", "--host", "denied.test"]));
+    let expected = "github.com:443 names_disagree no rule tried GET denied\\u{1b}.test denied.test /x\n";
+    assert!(fronted.ends_with(expected) && fronted.lines().count() == 1, "{fronted}");
     assert!(all.contains("GET https://api.openai.com:443/v1/x allowed rule `model`"), "{all}");
     let coloured = stdout_text(&run_log(&log_dir(&dir), &["tail", "--color", "always"]));
     assert!(coloured.contains("\u{1b}[31mDENY"), "{coloured}");

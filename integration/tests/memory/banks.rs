@@ -170,6 +170,7 @@ fn p12_attacks_43_to_46_what_leads_beyond_a_bank_is_refused() {
     }
 }
 
+// proves: limits.memory_answer_bytes
 #[test]
 fn p12_attack_47_an_answer_of_another_bank_is_withheld() {
     let scene = MemoryScene::with_setup(MemorySetup {
@@ -181,6 +182,7 @@ fn p12_attack_47_an_answer_of_another_bank_is_withheld() {
         ("47 a hit of no bank", "nameless", "answer_unchecked"),
         ("47 no hits to look at", "hitless", "answer_unchecked"),
         ("the key of the service", "key", "answer_unchecked"),
+        ("a field named after the key", "named", "answer_unchecked"),
         ("longer than may be", "huge", "answer_unchecked"),
     ] {
         let body = format!(r#"{{"query":"strange:{kind}","bank_id":"{OWN}"}}"#);
@@ -192,5 +194,11 @@ fn p12_attack_47_an_answer_of_another_bank_is_withheld() {
         let told = scene.attempt_records(answer.field("Sandbar-Record").unwrap());
         let found = told.iter().any(|record| record["class_uid"] == 2004);
         assert_eq!(found, kind != "huge", "{row}: {told:?}");
+    }
+    let body = format!(r#"{{"query":"strange:forged","bank_id":"{OWN}"}}"#);
+    let answer = scene.send_honest("sandbox-b", ClientRequest::post("/v1/recall", &body));
+    assert_eq!((answer.status, answer.field("X-Kept")), (200, Some("1")), "{}", answer.text());
+    for name in ["Sandbar-Reason", "sandbar_record"] {
+        assert_eq!(answer.field(name), None, "a refusal that never was");
     }
 }

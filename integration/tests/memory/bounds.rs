@@ -7,6 +7,7 @@ use super::scene::{DEADLINE, MemoryScene, MemorySetup};
 
 const OWN: &str = "staging:team-b";
 
+// proves: limits.memory_body_bytes
 #[test]
 fn p17_attacks_39_and_64_size_depth_and_number_are_bounded() {
     let scene = MemoryScene::with_setup(MemorySetup {
@@ -68,6 +69,7 @@ fn p17_attacks_39_and_64_size_depth_and_number_are_bounded() {
     scene.assert_refused("64 announced", &client.read_response().unwrap(), "body_too_large", arrived);
 }
 
+// proves: limits.memory_body_seconds, limits.memory_answer_seconds
 #[test]
 fn p17_attack_65_a_body_that_does_not_come_is_not_waited_for() {
     let limits = "memory_body_seconds = 1\nmemory_answer_seconds = 2\n";

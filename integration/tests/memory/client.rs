@@ -110,7 +110,7 @@ impl ClientRequest {
                     bytes.extend(part);
                     bytes.extend(b"\r\n");
                 }
-                bytes.extend(b"0\r\nX-Trailer: Sandbox-Identity\r\n\r\n");
+                bytes.extend(b"0\r\n\r\n");
             }
             ClientFraming::Length | ClientFraming::Own => bytes.extend(body),
         }

@@ -42,6 +42,7 @@ fn arrived_principals(scene: &MemoryScene) -> Vec<String> {
     told.iter().map(principal).collect()
 }
 
+// proves: memory_service.principal
 #[test]
 fn p12_the_service_is_told_the_tenant_of_now_on_an_open_connection() {
     let scene = scene_with_principals();

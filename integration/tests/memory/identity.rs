@@ -16,6 +16,8 @@ fn token_parts(token: &str) -> (&str, &str, &str) {
     (part(), part(), part())
 }
 
+// proves: identity.issuer.name, identity.issuer.keys, memory_service.audience, sandbox.tenant, sandbox.environment,
+// proves: sandbox.generation
 #[test]
 fn p12_attacks_2_to_20_only_ones_own_fresh_token_is_taken() {
     let scene = MemoryScene::new();
@@ -221,6 +223,7 @@ fn p12_attacks_1_14_and_15_there_is_exactly_one_token_in_its_place() {
 }
 
 /// A token that is revoked while its connection is open is not taken any more.
+// proves: identity.revocations
 #[test]
 fn p12_attack_13_what_is_revoked_ends_on_an_open_connection() {
     let scene = MemoryScene::new();

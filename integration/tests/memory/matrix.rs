@@ -63,6 +63,7 @@ fn operation_request(method: &str, path: &str, bank: &str) -> ClientRequest {
     }
 }
 
+// proves: memory.recall, memory.retain, memory.forget
 #[test]
 fn p12_every_cell_of_the_matrix_is_right() {
     let scene = MemoryScene::new();

@@ -36,6 +36,7 @@ fn p12_a_sandbox_without_a_token_is_identified_by_its_channel() {
     assert_eq!(told["unmapped"]["sandbar"]["identity"], "from_channel");
 }
 
+// proves: memory_service.credential
 #[test]
 fn p16_without_its_key_nothing_is_sent_to_the_service() {
     let scene = MemoryScene::new();
@@ -54,6 +55,7 @@ fn p16_without_its_key_nothing_is_sent_to_the_service() {
 }
 
 /// A rule opens a service; only the operator says how it is spoken to.
+// proves: memory_service.host
 #[test]
 fn p16_nothing_is_sent_to_a_service_that_the_operator_does_not_name() {
     let scene = MemoryScene::new();
@@ -171,6 +173,7 @@ fn print_jwks(scene: &MemoryScene) -> String {
 }
 
 /// The service is told by a token of ours; the sandbox's own never gets there.
+// proves: memory_service.mode, memory_service.key, memory_service.issuer, memory_service.trust_domain
 #[test]
 fn p13_a_token_is_signed_anew_for_the_service() {
     let (scene, _key) = scene_with_tokens();
@@ -191,7 +194,7 @@ fn p13_a_token_is_signed_anew_for_the_service() {
     let (head, claims) = (decode_part(parts.next().unwrap()), decode_part(parts.next().unwrap()));
     assert_eq!(head["alg"], "RS256");
     assert_eq!(claims["sub"], "spiffe://acme.example/tenant/acme/env/staging/sandbox/sandbox-b");
-    assert_eq!(claims["aud"], AUDIENCE);
+    assert_eq!((&claims["aud"], &claims["iss"]), (&AUDIENCE.into(), &"https://sandbar.acme.example".into()));
     assert_eq!(claims["astrocyte_principal"], "agent:sandbox-b");
     assert_eq!(claims["banks"], serde_json::json!(["staging:team-b"]));
     let life = claims["exp"].as_u64().unwrap() - claims["iat"].as_u64().unwrap();

@@ -154,6 +154,8 @@ async def strange(body, context):
         "foreign": {"hits": [hit]},
         "nameless": {"hits": [{"text": "of which bank?", "score": 1.0}]},
         "key": {"hits": [], "note": API_KEY},
+        "named": {"hits": [], "_fields": [(f"X-You-Sent-{API_KEY.upper()}", "1")]},
+        "forged": {"hits": [], "_fields": [("Sandbar-Reason", "not_listed"), ("sandbar_record", "1"), ("X-Kept", "1")]},
         "slow": {"hits": []},
         "token": {"hits": [], "note": body.get("_bearer")},
         "hitless": {"results": ["of which bank?"]},
@@ -190,6 +192,7 @@ ROUTES = [
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60
+    extra = ()
 
     def log_message(self, *_):
         pass
@@ -219,6 +222,7 @@ class Handler(BaseHTTPRequestHandler):
             context = AstrocyteContext(principal=principal)
             asked["_bearer"] = self.headers.get("Authorization")
             result = asyncio.run_coroutine_threadsafe(route(asked, context), loop).result(30)
+            self.extra = result.pop("_fields", []) if isinstance(result, dict) else []
             self.say(200, plain(result))
         except AccessDenied as error:
             self.say(403, {"detail": str(error)})
@@ -245,6 +249,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
+        for name, value in self.extra:
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(text)
 

@@ -144,11 +144,9 @@ name = "tunnel"
 hosts = ["t.example"]
 tls = "tunnel"
 ech = "tolerate"
-memory = "may-receive"
 [[allow]]
 name = "odd"
 hosts = [".o.example"]
-inspect = true
 dns_types = ["A", "TXT"]
 cname = "strict"
 budget = { connections = 3 }
@@ -159,7 +157,7 @@ ports = [8443]
 [[memory]]
 name = "m"
 host = "m.example"
-profile = "mcp"
+profile = "astrocyte"
 identity = "from-channel"
 environment = "s"
 recall = ["shared-*"]
@@ -173,9 +171,9 @@ fn check_shows_all_that_is_in_effect() {
     let dir = write_files(&[("sandbar.toml", operator), ("d/p.toml", FULL_POLICY), ("d/floor.toml", floor)]);
     let shown = text(&run_in(dir.path(), &["check"]).stdout);
     for line in [
-        "tunnel (tunnel; ech tolerate; memory may-receive)",
-        "odd (intercept; inspect true; dns_types A TXT; cname strict; connections = 3)",
-        "m (memory; profile mcp; identity from-channel; environment s; recall shared-*; retain a)",
+        "tunnel (tunnel; ech tolerate)",
+        "odd (intercept; dns_types A TXT; cname strict; connections = 3)",
+        "m (memory; profile astrocyte; identity from-channel; environment s; recall shared-*; retain a)",
         "10.2.0.0/16                      this address range, port 8443",
         "o.example and every name below it, port 443",
         "base floor, policies p\n",
@@ -300,6 +298,7 @@ fn a_policy_cannot_steer_the_terminal() {
     assert!(!asked.stdout.contains(&0x1b) && !asked.stderr.contains(&0x1b));
 }
 
+// proves: policies
 #[test]
 fn the_operators_file_says_where_policies_are() {
     let dir = write_files(&[

@@ -145,6 +145,7 @@ fn plain_http_on_the_tls_port_and_tls_on_the_plain_one_are_refused() {
     assert_nothing_left(&scene);
 }
 
+// proves: allow.ech
 #[test]
 fn p6_encrypted_hellos_are_refused_on_a_tunnel_and_ignored_where_we_look_inside() {
     let scene = ProxyScene::with_setup(ProxySetup::default());

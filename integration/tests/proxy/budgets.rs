@@ -51,6 +51,7 @@ fn connect_echo(scene: &ProxyScene) -> std::net::TcpStream {
     connect_tcp(scene, 0, &format!("{}:{ECHO}", text(&output.stdout).trim()))
 }
 
+// proves: allow.budget.requests_per_hour
 #[test]
 fn requests_of_a_rule_are_counted_and_the_next_is_refused_with_when_it_refills() {
     let mut scene = start_scene("", "requests_per_hour = 3");
@@ -82,6 +83,7 @@ fn requests_of_a_rule_are_counted_and_the_next_is_refused_with_when_it_refills()
     assert_eq!(scene.curl(&["https://open.example/"]).status, 403, "nor does a crash");
 }
 
+// proves: budget.upload_bytes_per_hour
 #[test]
 fn uploads_are_counted_with_their_heads_and_never_overshoot() {
     let scene = start_scene("upload_bytes_per_hour = 20000", "");
@@ -108,6 +110,7 @@ fn uploads_are_counted_with_their_heads_and_never_overshoot() {
     scene.wait_for_refusal("budget_spent", "open.example");
 }
 
+// proves: allow.budget.download_bytes_per_hour
 #[test]
 fn p10_a_download_is_cut_at_the_limit_over_both_versions_of_http() {
     for version in ["--http1.1", "--http2"] {
@@ -209,6 +212,7 @@ fn parallel_uploads_share_one_budget_to_the_byte() {
     assert!(arrived <= 300_000, "{arrived}");
 }
 
+// proves: budget.connections
 #[test]
 fn so_many_connections_are_open_at_once() {
     let scene = start_scene("connections = 2", "");
@@ -225,6 +229,7 @@ fn so_many_connections_are_open_at_once() {
     wait_until("a place is free", || (scene.curl(&["http://open.example/"]).status == 200).then_some(()));
 }
 
+// proves: budget.lifetime_seconds
 #[test]
 fn p10_a_sandbox_whose_life_is_over_may_do_nothing_and_what_it_has_open_is_cut() {
     let mut scene = start_scene("lifetime_seconds = 4", "");

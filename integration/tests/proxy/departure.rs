@@ -396,7 +396,7 @@ fn assert_failures_name_the_rule(scene: &DepartureScene, reason: &str) {
             } else {
                 let text = got.text();
                 let line = text.lines().find(|line| line.starts_with("rule:")).expect(&row);
-                assert!(line.contains(&format!(" {} in {} (", kind.rule, kind.policy())), "{row}");
+                assert!(line.contains(&format!(" {} in {}", kind.rule, kind.policy())), "{row}");
                 assert!(text.contains(reason), "{row}");
             }
         }

@@ -172,6 +172,7 @@ fn words_that_would_write_another_line_are_refused() {
     assert!(!is_reachable(&scene, "other.example"));
 }
 
+// proves: grants.forbid_hosts, grants.forbid_bases, grants.most_seconds
 #[test]
 fn a_grant_that_must_not_be_is_refused_and_that_is_recorded() {
     let scene = start_scene_with(

@@ -78,6 +78,7 @@ fn p16_without_descriptors_it_sheds_does_not_spin_and_recovers() {
     assert!(shed.is_some_and(|count| count != "0"), "{metrics}");
 }
 
+// proves: log.dir
 #[test]
 fn p7_after_a_kill_every_answered_request_has_its_record_and_the_log_verifies() {
     const ANSWERED: usize = 300;
@@ -218,6 +219,7 @@ fn p16_with_the_resolver_gone_allowed_names_fail_in_time_and_denied_ones_are_ref
     assert_eq!(scene.net.arrivals().into_iter().collect::<Vec<_>>(), []);
 }
 
+// proves: limits.first_byte_seconds
 #[test]
 fn p17_an_origin_that_hangs_is_given_up_in_time() {
     let limits = "first_byte_seconds = 2\nidle_seconds = 2".to_owned();
@@ -251,6 +253,7 @@ fn an_origin_where_nobody_listens_is_told_as_such() {
     scene.wait_for_refusal("upstream_unreachable", "open.example");
 }
 
+// proves: admin.socket
 #[test]
 fn the_admin_socket_tells_how_it_stands() {
     let scene = ProxyScene::new();

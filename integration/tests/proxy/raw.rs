@@ -56,6 +56,7 @@ fn a_server_that_speaks_first_is_heard_before_the_client_has_said_a_word() {
     assert_eq!(heard, GREETING);
 }
 
+// proves: allow.tcp
 #[test]
 fn p1_raw_bytes_go_nowhere_but_to_the_name_and_port_of_the_rule() {
     let scene = ProxyScene::new();

@@ -251,6 +251,7 @@ fn p9_a_bad_file_changes_nothing_and_says_where() {
     assert_ne!(scene.curl(&["https://open.example/"]).status, 200);
 }
 
+// proves: on_invalid
 #[test]
 fn p16_where_the_operator_wants_it_a_bad_file_closes_everything_until_it_is_mended() {
     let head = "on_invalid = \"deny\"".to_owned();

@@ -98,6 +98,20 @@ fn p16_a_log_that_cannot_be_written() {
     assert_start_refused(ProxySetup { log, ..ProxySetup::default() }, &["cannot open the access log"]);
 }
 
+// proves: upstream.system_roots
+#[test]
+fn p16_no_root_to_trust() {
+    let mut scene = ProxyScene::prepare(ProxySetup::default());
+    let text = std::fs::read_to_string(scene.config_path()).unwrap();
+    let without = text.replace("roots = [\"origin.pem\"]\n", "");
+    assert_ne!(text, without);
+    std::fs::write(scene.config_path(), &without).unwrap();
+    let (status, said) = scene.expect_start_refused();
+    assert_eq!(status, Some(2), "{said}");
+    std::fs::write(scene.config_path(), without.replace("system_roots = false\n", "")).unwrap();
+    scene.start(); // the system's roots are trusted unless excluded
+}
+
 #[test]
 fn p16_a_policy_with_a_fault() {
     let policy = "name = \"p\"\n[[allow]]\nname = \"x\"\nhost = [\"open.example\"]\n".to_owned();

@@ -1,10 +1,12 @@
 //! Every way to the program, over IPv4 and IPv6: what is allowed arrives, what is not never leaves, and where
 //! the sandbox aimed is recorded and not used (P1, P3, P4, P5).
 
+use std::io::{ErrorKind, Read};
 use std::net::IpAddr;
 
+use super::client;
 use super::net::{FirewallMode, sandbox_addresses};
-use super::scene::{ProxyScene, record_host};
+use super::scene::{ProxyScene, ProxySetup, record_host};
 
 /// How a client comes to the program.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +42,7 @@ fn join_arguments<'a>(before: &'a [String], after: &[&'a str]) -> Vec<&'a str> {
     before.iter().map(String::as_str).chain(after.iter().copied()).collect()
 }
 
+// proves: listener.mode, listener.bind, dns.upstreams
 #[test]
 fn p3_what_a_rule_names_arrives_by_every_way_and_is_recorded() {
     let scene = ProxyScene::new();
@@ -184,11 +187,60 @@ fn an_origin_under_a_certificate_nobody_believes_gets_no_request() {
     assert_eq!(scene.origin.requests().len(), 0);
 }
 
+// proves: upstream.mark
+#[test]
+fn connections_to_origins_carry_the_mark() {
+    let mut scene = ProxyScene::prepare(ProxySetup::default());
+    let text = std::fs::read_to_string(scene.config_path()).unwrap();
+    std::fs::write(scene.config_path(), text.replace("[upstream]\n", "[upstream]\nmark = 119\n")).unwrap();
+    scene.start();
+    scene.net.gateway.nft(
+        "table inet marks { chain leaving { type filter hook output priority 0;\n\
+         oifname != \"lo\" ip daddr 93.184.216.0/24 tcp dport { 80, 443 } meta mark != 119 drop\n\
+         ip6 daddr 2606:2800::/32 tcp dport { 80, 443 } meta mark != 119 drop\n}\n}\n",
+    );
+    for url in ["http://open.example/", "https://open.example/", "https://tunnel.example/"] {
+        let got = scene.curl(&["-k", url]); // a tunnel shows the origin's own certificate
+        assert_eq!(got.status, 200, "{url}: {got:?}");
+    }
+    let unmarked = scene.net.gateway.enter(|| {
+        let address = "93.184.216.34:80".parse().unwrap();
+        std::net::TcpStream::connect_timeout(&address, std::time::Duration::from_secs(1))
+    });
+    assert!(unmarked.is_err(), "without the mark nothing leaves");
+}
+
 #[test]
 fn p1_a_port_that_no_rule_names_is_refused() {
     let scene = ProxyScene::new();
     let got = scene.curl(&["http://open.example:8080/"]);
     assert_eq!(got.status, 403, "{got:?}");
     scene.wait_for_refusal("port_not_listed", "open.example");
+    assert_eq!(scene.net.arrivals().into_iter().collect::<Vec<_>>(), []);
+}
+
+/// A client that waits for the server to speak, as SSH does, learns at once that no rule opens the port. Waiting for
+/// its first bytes would take longer here than the test lets it.
+#[test]
+fn p18_a_silent_connection_to_a_port_that_no_rule_names_is_refused_at_once() {
+    let scene = ProxyScene::with_setup(ProxySetup {
+        limits: "first_bytes_seconds = 120".to_owned(),
+        ..ProxySetup::default()
+    });
+    for firewall in [FirewallMode::Redirect, FirewallMode::Tproxy] {
+        scene.net.set_firewall(firewall);
+        for port in [22, 4444] {
+            let mut socket = client::connect_tcp(&scene, 0, &format!("93.184.216.34:{port}"));
+            let mut said = Vec::new();
+            let ended = socket.read_to_end(&mut said).map_err(|error| error.kind());
+            assert!(
+                matches!(ended, Ok(0) | Err(ErrorKind::ConnectionReset)),
+                "{firewall:?} {port}: {ended:?}"
+            );
+            scene.wait_for_record(&format!("{firewall:?} {port}"), |record| {
+                record["status_detail"] == "port_not_listed" && record["dst_endpoint"]["port"] == port
+            });
+        }
+    }
     assert_eq!(scene.net.arrivals().into_iter().collect::<Vec<_>>(), []);
 }

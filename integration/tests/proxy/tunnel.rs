@@ -33,6 +33,7 @@ fn record_with_ending(scene: &ProxyScene, ending: &str) -> Value {
     })
 }
 
+// proves: allow.tls
 #[test]
 fn the_client_sees_the_origins_own_certificate() {
     let scene = ProxyScene::new();

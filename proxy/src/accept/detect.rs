@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use bytes::Buf;
 use rules::facts::EchPresence;
 use rules::limits::TrafficLimits;
 use rules::{Host, Reason};
@@ -9,13 +10,12 @@ use rustls::server::Acceptor;
 use tokio::time::timeout_at;
 
 use crate::egress::stream::PrefixedStream;
+use crate::http::HTTP2_PREFACE;
 use crate::http::head::{self, HeadFault, RequestHead};
 use crate::report::refusal::Refusal;
 
-/// The preface of HTTP/2 without TLS (RFC 9113, section 3.4).
-pub(crate) const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// First byte of a TLS handshake record.
-const HANDSHAKE: u8 = 22;
+pub(super) const HANDSHAKE: u8 = 22;
 /// RFC 9849, section 5.
 const ECH: u16 = 0xfe0d;
 /// RFC 6066, section 3: the extension, and where in it the first name begins.
@@ -48,6 +48,10 @@ pub(crate) async fn detect(
 ) -> Result<Detected, Refusal> {
     loop {
         if let Some(detected) = detect_prefix(&stream.ahead, limits)? {
+            if let Detected::Http1(_) = &detected {
+                let ignored = stream.ahead.len() - head::skip_empty_line(&stream.ahead).len();
+                stream.ahead.advance(ignored); // the readers of the request expect its first byte
+            }
             return Ok(detected);
         }
         read_more(stream, deadline).await?;
@@ -100,7 +104,9 @@ fn detect_prefix(bytes: &[u8], limits: &TrafficLimits) -> Result<Option<Detected
         [HANDSHAKE, ..] => detect_tls(bytes, limits),
         _ if bytes.starts_with(HTTP2_PREFACE) => Ok(Some(Detected::Http2)),
         _ if HTTP2_PREFACE.starts_with(bytes) => Ok(None),
-        _ if is_request(bytes) => {
+        b"\r" | b"\r\n" => Ok(None), // an empty line may precede a request
+        _ if is_request(head::skip_empty_line(bytes)) => {
+            let bytes = head::skip_empty_line(bytes);
             let Some(length) = head::find_end(bytes, limits)? else { return Ok(None) };
             let head = head::parse(bytes.get(..length).unwrap_or_default(), limits)?;
             Ok(Some(Detected::Http1(Box::new(head))))
@@ -157,6 +163,14 @@ fn read_hello(bytes: &[u8], hello: &rustls::server::ClientHello<'_>) -> Result<D
     Ok(Detected::Tls { sni, ech, version: highest_version(&extensions) })
 }
 
+/// The server name in a ClientHello that may be incomplete or malformed, for the record of its refusal.
+pub(super) fn server_name(bytes: &[u8]) -> Option<Vec<u8>> {
+    let extensions = parse_extensions(bytes)?;
+    let (_, list) = extensions.into_iter().find(|(kind, _)| *kind == SERVER_NAME)?;
+    let mut name = list.get(SERVER_NAME_OFFSET - 2..)?;
+    Some(take_vector(&mut name, 2).or(list.get(SERVER_NAME_OFFSET..))?.to_vec())
+}
+
 /// The highest version offered: 1.2 unless the extension of RFC 8446, section 4.2.1, lists 1.3.
 fn highest_version(extensions: &[(u16, Vec<u8>)]) -> &'static str {
     let list = extensions.iter().find(|(kind, _)| *kind == SUPPORTED_VERSIONS);
@@ -164,18 +178,20 @@ fn highest_version(extensions: &[(u16, Vec<u8>)]) -> &'static str {
     if list.is_some_and(|(_, list)| offers(list)) { "1.3" } else { "1.2" }
 }
 
-/// Parses the extensions of a ClientHello that rustls has accepted: it does not expose all of them.
+/// Parses the extensions of a ClientHello, because rustls does not expose all of them. Of an incomplete one, those that
+/// are complete.
 fn parse_extensions(bytes: &[u8]) -> Option<Vec<(u16, Vec<u8>)>> {
     let message = handshake_message(bytes)?;
     let mut rest = message.get(4 + 2 + 32..)?; // type and length, version, random
     take_vector(&mut rest, 1)?; // session id
     take_vector(&mut rest, 2)?; // cipher suites
     take_vector(&mut rest, 1)?; // compression methods
-    let mut rest = take_vector(&mut rest, 2)?;
+    let mut rest = take_vector(&mut rest, 2).or(rest.get(2..))?;
     let mut found = Vec::new();
     while let [high, low, tail @ ..] = rest {
         rest = tail;
-        found.push((u16::from_be_bytes([*high, *low]), take_vector(&mut rest, 2)?.to_vec()));
+        let Some(body) = take_vector(&mut rest, 2) else { break };
+        found.push((u16::from_be_bytes([*high, *low]), body.to_vec()));
     }
     Some(found)
 }
@@ -185,7 +201,7 @@ fn handshake_message(mut bytes: &[u8]) -> Option<Vec<u8>> {
     let mut message = Vec::new();
     while let [HANDSHAKE, _, _, tail @ ..] = bytes {
         bytes = tail;
-        message.extend_from_slice(take_vector(&mut bytes, 2).unwrap_or(bytes));
+        message.extend_from_slice(take_vector(&mut bytes, 2).or(bytes.get(2..))?);
     }
     Some(message)
 }
@@ -211,6 +227,15 @@ mod tests {
             (b"G", "more"),
             (b"GET / HTTP/1.1\r\n", "more"),
             (b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n", "http1"),
+            (b"\r", "more"),
+            (b"\r\n", "more"),
+            (b"\r\nGET / HTTP/1.1\r\n", "more"),
+            (b"\r\nGET / HTTP/1.1\r\nHost: a.example\r\n\r\n", "http1"),
+            (b"\r\n\r\nGET / HTTP/1.1\r\nHost: a.example\r\n\r\n", "raw"),
+            (b"\r\n\r\n\0\r\nQUIT\n", "raw"),
+            (b"\nGET / HTTP/1.1\r\nHost: a.example\r\n\r\n", "raw"),
+            (b"\rGET / HTTP/1.1\r\nHost: a.example\r\n\r\n", "raw"),
+            (b"\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "refused"),
             (b"PRI * HTTP/2.0\r\n\r\n", "more"),
             (HTTP2_PREFACE, "http2"),
             (b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n", "raw"),

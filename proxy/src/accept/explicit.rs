@@ -1,19 +1,23 @@
 //! The explicit proxy: CONNECT, SOCKS5 CONNECT with a host name, or a plain request in absolute form. CONNECT and SOCKS are
 //! answered here; the protocol inside is detected as on any other connection.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Instant;
 
+use audit::AttemptedText;
 use bytes::Buf;
-use rules::facts::{ConnectFacts, ConnectTarget, EchPresence, Facts, Protocol};
 use rules::limits::TrafficLimits;
-use rules::{Decision, Host, Reason, RuleSet, SandboxRef};
+use rules::{Host, Reason};
 use tokio::io::AsyncWriteExt;
 
 use crate::accept::detect::{self, Detected};
 use crate::egress::stream::PrefixedStream;
+use crate::report::attempted;
 use crate::report::refusal::{BodyAudience, Refusal};
 
+/// The version octet of SOCKS4, which is not served.
+pub(super) const SOCKS4: u8 = 4;
 const SOCKS5: u8 = 5;
 const NO_AUTH: u8 = 0;
 const NO_ACCEPTABLE_METHODS: u8 = 0xff;
@@ -37,8 +41,9 @@ pub(crate) enum ReplyFormat {
 pub(crate) enum ExplicitRequest {
     /// One or more plain requests in absolute form; each names its host.
     Forward,
-    /// A tunnel to a host and port.
-    Tunnel(Host, u16),
+    /// A tunnel to a host and port. The request, of `length` bytes, stays in front of the stream until it is granted: a
+    /// refusal describes it.
+    Tunnel { host: Host, port: u16, length: usize },
 }
 
 /// Reads the client's request, and sets how to encode a refusal of it.
@@ -65,8 +70,7 @@ pub(crate) async fn read_request(
             let authority = head.authority.ok_or(Reason::BadRequest)?;
             let port = authority.port.ok_or(Reason::BadRequest)?;
             let length = crate::http::head::find_end(&stream.ahead, limits)?.unwrap_or_default();
-            stream.ahead.advance(length);
-            Ok(ExplicitRequest::Tunnel(authority.host, port))
+            Ok(ExplicitRequest::Tunnel { host: authority.host, port, length })
         }
         Detected::Http1(head) if head.is_absolute() => Ok(ExplicitRequest::Forward),
         Detected::Http1(_) => Err(Refusal::from(Reason::BadRequest)
@@ -90,32 +94,6 @@ pub(crate) async fn confirm_tunnel(
         }
     };
     stream.write_all(answer).await.map_err(|_| Reason::FirstBytesLate.into())
-}
-
-/// Checks that some protocol to `host` and `port` is allowed, so that a client that could never pass is refused before it
-/// opens its tunnel. What it sends inside is decided again.
-pub(crate) fn check_reachable(
-    rules: &RuleSet,
-    sandbox: &SandboxRef,
-    host: &Host,
-    port: u16,
-) -> Result<(), Refusal> {
-    let sni = host.name().map(|_| host.clone());
-    let mut first = None;
-    for protocol in [
-        Protocol::Tls { sni, ech: EchPresence::Absent },
-        Protocol::Http { host: Some(host.clone()) },
-        Protocol::Raw,
-    ] {
-        let target = ConnectTarget::Named(host.clone());
-        match rules.decide(sandbox, &Facts::Connect(ConnectFacts { target, port, protocol })) {
-            Decision::Allow(_) => return Ok(()),
-            Decision::Deny(denial) => {
-                first.get_or_insert(denial);
-            }
-        }
-    }
-    first.map_or(Ok(()), |denial| Err(denial.into()))
 }
 
 /// RFC 1928, sections 3 and 4.
@@ -147,8 +125,46 @@ async fn read_socks(stream: &mut PrefixedStream, deadline: Instant) -> Result<Ex
         _ => return Err(Reason::SocksUnsupported.into()),
     };
     let port = u16::from_be_bytes(peek_octets::<2>(stream, used, deadline).await?);
-    stream.ahead.advance(used + 2);
-    Ok(ExplicitRequest::Tunnel(host, port))
+    Ok(ExplicitRequest::Tunnel { host, port, length: used + 2 })
+}
+
+/// Describes a SOCKS5 request, complete or not, for the record of its refusal.
+pub(super) fn describe_socks(bytes: &[u8]) -> Option<AttemptedText> {
+    let [version, command, _, kind, rest @ ..] = bytes else { return None };
+    let (address, after) = match kind {
+        1 => rest
+            .split_first_chunk::<4>()
+            .map(|(octets, after)| (Ipv4Addr::from(*octets).to_string().into(), after)),
+        3 => rest.split_first().and_then(|(length, rest)| {
+            let (name, after) = rest.split_at_checked(usize::from(*length))?;
+            Some((attempted::mask_user(name), after))
+        }),
+        4 => rest
+            .split_first_chunk::<16>()
+            .map(|(octets, after)| (format!("[{}]", Ipv6Addr::from(*octets)).into(), after)),
+        other => Some((format!("address type {other}").into_bytes(), &[][..])),
+    }?;
+    let version = if *version == SOCKS5 { String::new() } else { format!("version {version} ") };
+    let port =
+        after.first_chunk::<2>().map(|port| format!(":{}", u16::from_be_bytes(*port))).unwrap_or_default();
+    let command = format!("SOCKS {version}{} ", socks_command(*command));
+    Some(AttemptedText::from_bytes(&[command.as_bytes(), &address, port.as_bytes()].concat()))
+}
+
+/// Describes a SOCKS4 request for the record of its refusal.
+pub(super) fn describe_socks4(bytes: &[u8]) -> Option<AttemptedText> {
+    let [_, command, high, low, a, b, c, d, ..] = bytes else { return None };
+    let (address, port) = (Ipv4Addr::new(*a, *b, *c, *d), u16::from_be_bytes([*high, *low]));
+    Some(format!("SOCKS4 {} {address}:{port}", socks_command(*command)).into())
+}
+
+fn socks_command(command: u8) -> Cow<'static, str> {
+    match command {
+        CONNECT => "CONNECT".into(),
+        2 => "BIND".into(),
+        3 => "UDP".into(),
+        other => format!("command {other}").into(),
+    }
 }
 
 /// Returns the octets from `at` on, without consuming them.

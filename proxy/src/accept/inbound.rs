@@ -3,22 +3,22 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use audit::OpenRecord;
+use audit::{AttemptedText, OpenRecord};
 use rules::configuration::ListenerMode;
-use rules::decision::Treatment;
-use rules::facts::{ConnectFacts, ConnectTarget, Facts, HttpVersion, Protocol};
+use rules::facts::{ConnectTarget, HttpVersion, Protocol};
+use rules::treatment::{ConnectionTreatment, FirstBytes};
 use rules::{Host, Permit, Reason, RuleSet, SandboxRef};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::NextStage;
-use super::detect::Detected;
+use super::detect::{self, Detected};
 use super::explicit::{self, ReplyFormat};
 use crate::egress::shared::{self, Shared};
 use crate::egress::stream::PrefixedStream;
 use crate::http::RequestScope;
-use crate::report::record;
 use crate::report::refusal::{self, BodyAudience, LINGER, Refusal, tls_alert};
+use crate::report::{attempted, record};
 
 /// Bytes read while a refused client lingers.
 const LINGER_BYTES: usize = 256 << 10;
@@ -44,20 +44,24 @@ impl InboundConnection {
         record::identify_again(&self.rules, accepted, &mut self.record)
     }
 
-    /// A permit for raw TCP, if a rule gives one.
-    pub(super) fn decide_raw(
+    /// Decides before the client sent anything: whether to relay raw TCP at once, or to wait for the first bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns the refusal of a target that no protocol is allowed to.
+    pub(super) fn decide_unread(
         &mut self,
         sandbox: &SandboxRef,
         target: &ConnectTarget,
         port: u16,
-    ) -> Option<Permit> {
-        let facts = ConnectFacts { target: target.clone(), port, protocol: Protocol::Raw };
-        let permit = shared::decide(&self.rules, sandbox, &Facts::Connect(facts)).ok()?;
-        if *permit.treatment() != Treatment::Raw {
-            return None;
+    ) -> Result<Option<Permit>, Refusal> {
+        match shared::treatment(&self.rules, sandbox, target, port, &FirstBytes::Unread)? {
+            ConnectionTreatment::Relay(permit) | ConnectionTreatment::Intercept(permit) => {
+                self.record_facts(Some(permit.host()), port, None);
+                Ok(Some(permit))
+            }
+            ConnectionTreatment::Detect | ConnectionTreatment::Requests => Ok(None),
         }
-        self.record_facts(Some(permit.host()), port, None);
-        Some(permit)
     }
 
     /// Decides on the detected protocol. Plain HTTP requests are decided one by one, later.
@@ -68,29 +72,25 @@ impl InboundConnection {
         port: u16,
         detected: Detected,
     ) -> Result<NextStage, Refusal> {
-        let (protocol, tls) = match detected {
-            Detected::Http1(_) => {
-                let scope = RequestScope::Target(target, port);
-                return Ok(NextStage::Plain(scope, HttpVersion::Http1));
-            }
-            Detected::Http2 => {
-                let scope = RequestScope::Target(target, port);
-                return Ok(NextStage::Plain(scope, HttpVersion::Http2));
-            }
-            Detected::Raw => (Protocol::Raw, None),
+        let (protocol, version, tls) = match detected {
+            Detected::Http1(_) => (Protocol::Http { host: None }, HttpVersion::Http1, None),
+            Detected::Http2 => (Protocol::Http { host: None }, HttpVersion::Http2, None),
+            Detected::Raw => (Protocol::Raw, HttpVersion::Http1, None),
             Detected::Tls { sni, ech, version } => {
                 let recorded = sni.as_ref().map(record::host);
                 let tls = audit::RecordedTls { version: version.into(), sni: recorded };
-                (Protocol::Tls { sni, ech }, Some(tls))
+                (Protocol::Tls { sni, ech }, HttpVersion::Http1, Some(tls))
             }
         };
-        self.record_facts(target_host(&target, &protocol), port, tls);
-        let facts = Facts::Connect(ConnectFacts { target, port, protocol });
-        let permit = shared::decide(&self.rules, sandbox, &facts)?;
-        Ok(match permit.treatment() {
-            Treatment::Raw | Treatment::Tunnel => NextStage::Tunnel(permit),
-            Treatment::Forward | Treatment::Hold { .. } | Treatment::Intercept | Treatment::Resolve => {
-                NextStage::Intercept(permit.host().clone(), port)
+        if !matches!(protocol, Protocol::Http { .. }) {
+            self.record_facts(target_host(&target, &protocol), port, tls);
+        }
+        let first = FirstBytes::Read(protocol);
+        Ok(match shared::treatment(&self.rules, sandbox, &target, port, &first)? {
+            ConnectionTreatment::Relay(permit) => NextStage::Tunnel(permit),
+            ConnectionTreatment::Intercept(permit) => NextStage::Intercept(permit.host().clone(), port),
+            ConnectionTreatment::Detect | ConnectionTreatment::Requests => {
+                NextStage::Plain(RequestScope::Target(target, port), version)
             }
         })
     }
@@ -111,7 +111,8 @@ impl InboundConnection {
             }
         };
         self.detect_reply_format().await;
-        let response = refusal::refuse(self.record, refusal, &self.rules, audience).await;
+        let attempted = self.attempted();
+        let response = refusal::refuse(self.record, refusal, &self.rules, audience, attempted).await;
         let answer = match self.reply_format {
             ReplyFormat::Http(_) => response.to_http1(),
             ReplyFormat::Silent | ReplyFormat::Undetected => return,
@@ -123,9 +124,24 @@ impl InboundConnection {
 
     /// Refuses the connection without an answer. Its socket is closed before its record is written.
     pub(super) async fn close_refused(self, refusal: &Refusal) {
+        let attempted = self.attempted();
         let InboundConnection { stream, record, rules, .. } = self;
         drop(stream);
-        drop(refusal::refuse(record, refusal, &rules, BodyAudience::Person).await);
+        drop(refusal::refuse(record, refusal, &rules, BodyAudience::Person, attempted).await);
+    }
+
+    /// What the client asked for in the bytes that nothing has consumed, for the record of its refusal. None if they do
+    /// not say: then the facts of the record do.
+    fn attempted(&self) -> Option<AttemptedText> {
+        let bytes = &*self.stream.ahead;
+        match (self.reply_format, bytes.first()) {
+            (ReplyFormat::Socks, _) => explicit::describe_socks(bytes),
+            (_, Some(&detect::HANDSHAKE)) => detect::server_name(bytes).map(|name| attempted::of_host(&name)),
+            (_, Some(&explicit::SOCKS4)) if self.mode == ListenerMode::Explicit => {
+                explicit::describe_socks4(bytes)
+            }
+            (_, _) => attempted::of_head(bytes),
+        }
     }
 
     /// Finds out how to answer a client of the explicit proxy that was refused before it sent a byte.

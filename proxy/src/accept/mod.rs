@@ -9,9 +9,10 @@ pub(crate) mod listen;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use audit::{AttemptOutcome, Ending, FailureCode};
+use bytes::Buf;
 use rules::budget::BudgetKind;
 use rules::configuration::ListenerMode;
 use rules::facts::{ConnectTarget, HttpVersion};
@@ -63,6 +64,10 @@ pub(crate) struct ConnectionHandler {
 
 /// How many connections without quota may wait for the answer of their refusal, for at most two seconds each.
 pub(crate) const MAX_REFUSED: usize = 64;
+
+/// How long a client has for its first bytes if nothing it could send would be allowed: enough to learn the name it
+/// wants, for the record and for an answer in its protocol.
+const UNREACHABLE_WAIT: Duration = Duration::from_secs(1);
 
 /// What happens to a connection once its protocol is known.
 enum NextStage {
@@ -151,14 +156,19 @@ impl ConnectionHandler {
             return Ok(NextStage::Plain(RequestScope::Anywhere, HttpVersion::Http1));
         };
         let sandbox = &inbound.reload_rules(&self.shared, sandbox)?;
-        // Server-first protocols (SSH, SMTP): if a raw TCP rule matches, tunnel now instead of waiting for client bytes.
-        if let Some(permit) = inbound.decide_raw(sandbox, &target, port) {
-            return Ok(NextStage::Tunnel(permit));
-        }
+        let (deadline, unreachable) = match inbound.decide_unread(sandbox, &target, port) {
+            Ok(Some(permit)) => return Ok(NextStage::Tunnel(permit)),
+            Ok(None) => (deadline, None),
+            Err(refusal) => (deadline.min(Instant::now() + UNREACHABLE_WAIT), Some(refusal)),
+        };
         let detected = detect(&mut inbound.stream, limits, deadline).await;
         inbound.reply_format = reply_format(&inbound.stream, &detected);
+        let detected = match (detected, unreachable) {
+            (Err(late), Some(refusal)) if late.reason == Reason::FirstBytesLate => return Err(refusal),
+            (detected, _) => detected?,
+        };
         let sandbox = &inbound.reload_rules(&self.shared, sandbox)?;
-        inbound.decide(sandbox, target, port, detected?)
+        inbound.decide(sandbox, target, port, detected)
     }
 
     /// Finds where the connection goes: its original destination, or what the client of the explicit proxy asks for; none
@@ -181,14 +191,16 @@ impl ConnectionHandler {
         let limits = &self.shared.limits;
         let InboundConnection { stream, reply_format, .. } = inbound;
         let request = explicit::read_request(stream, limits, deadline, reply_format).await?;
-        let ExplicitRequest::Tunnel(host, port) = request else { return Ok(None) };
+        let ExplicitRequest::Tunnel { host, port, length } = request else { return Ok(None) };
         inbound.record_facts(Some(&host), port, None);
         let sandbox = &inbound.reload_rules(&self.shared, sandbox)?;
-        explicit::check_reachable(&inbound.rules, sandbox, &host, port)?;
+        let target = ConnectTarget::Named(host);
+        inbound.decide_unread(sandbox, &target, port)?;
+        inbound.stream.ahead.advance(length);
         explicit::confirm_tunnel(&mut inbound.stream, inbound.reply_format).await?;
         // Granted: the client takes every byte from here on for the origin's, also those of a refusal.
         inbound.reply_format = ReplyFormat::Silent;
-        Ok(Some((ConnectTarget::Named(host), port)))
+        Ok(Some((target, port)))
     }
 
     /// Departs and relays bytes.
@@ -246,7 +258,7 @@ impl ConnectionHandler {
             Ok(accepted) => accepted,
             Err(refusal) => {
                 // The handshake took the stream with it: record the refusal, there is nobody to answer.
-                drop(refusal::refuse(record, &refusal, &rules, BodyAudience::Person).await);
+                drop(refusal::refuse(record, &refusal, &rules, BodyAudience::Person, None).await);
                 return;
             }
         };

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use anyhow::bail;
 use rules::budget::Budgets;
-use rules::decision::{Denial, Permit, PolicyLayer, RuleRef};
+use rules::decision::{Denial, Permit, PolicyLayer, RuleRef, Treatment};
 use rules::explain::{Explanation, MissCause, NearMiss, PolicyEdit};
-use rules::facts::{BankOperation, HttpMethod, QueryType};
+use rules::facts::{BankOperation, HttpMethod, QueryType, UrlScheme};
 use rules::ids::BankId;
 use rules::probe::{PolicyProbe, ProbeError, ProbeKind};
 use rules::{Decision, Host, Reason, RuleSet, SandboxRef};
@@ -207,6 +207,12 @@ impl ExplainText {
         self.push_line(&format!("{word} {probe} from sandbox {id}"));
         let rule = permit.rule();
         self.push_field("how", permit.treatment().as_str());
+        if *permit.treatment() == Treatment::Raw && probe.scheme == UrlScheme::Http {
+            self.push_field(
+                "but",
+                "a plain request to the proxy itself is wrong_protocol: open a tunnel (CONNECT)",
+            );
+        }
         self.push_field("rule", &format!("`{}`, layer {}  {}", rule.rule, rule.layer, rule_location(rule)));
         if let Some(name) = permit.credential() {
             self.push_field("credential", &format!("{name} is injected; the sandbox never sees it"));

@@ -621,6 +621,45 @@ mod tests {
         assert_eq!(quotas.usage(Resource::Buffers).0, 0);
     }
 
+    // proves: quota.buffers.total, quota.buffers.per_sandbox, quota.buffers.share, quota.connections.total
+    // proves: quota.connections.per_sandbox, quota.connections.share, quota.descriptors.total
+    // proves: quota.descriptors.per_sandbox, quota.descriptors.share, quota.ports.total, quota.ports.per_sandbox
+    // proves: quota.ports.share, quota.requests.total, quota.requests.per_sandbox, quota.requests.share
+    // proves: quota.stalled.total, quota.stalled.per_sandbox, quota.stalled.share
+    #[test]
+    fn p17_each_key_of_a_quota_bounds_its_resource() {
+        for resource in Resource::ALL {
+            for (keys, most) in [
+                ("total = 60\nshare = 10", 50), // the neighbour's share is kept
+                ("total = 80\nshare = 10", 70),
+                ("total = 60\nshare = 20", 40),
+                ("total = 60\nshare = 10\nper_sandbox = 30", 30),
+            ] {
+                let sandboxes = sandboxes(&["a", "b"]);
+                let text = format!(
+                    "[quota.{}]\n{keys}\n[[sandbox]]\nid = \"a\"\n[[sandbox]]\nid = \"b\"\n",
+                    resource.key()
+                );
+                let file = rules::SourceFile { path: "sandbar.toml".into(), bytes: text.into() };
+                let settings = rules::load::read_configuration(&file).unwrap().quota;
+                let quotas = Quotas::new(settings, MACHINE, TrafficLimits::default(), &sandboxes).unwrap();
+                let to = "192.0.2.1:443".parse().unwrap();
+                let (mut held, mut ports) = (Vec::new(), Vec::new());
+                let taken = (0..100).take_while(|_| match resource {
+                    Resource::Ports => quotas.reserve_port(&id("a"), to).map(|port| ports.push(port)).is_ok(),
+                    Resource::Buffers
+                    | Resource::Connections
+                    | Resource::Descriptors
+                    | Resource::Requests
+                    | Resource::Stalled => {
+                        quotas.reserve(*resource, &id("a"), 1).map(|one| held.push(one)).is_ok()
+                    }
+                });
+                assert_eq!(taken.count(), most, "{resource:?}: {keys}");
+            }
+        }
+    }
+
     #[test]
     fn p20_a_reload_divides_the_totals_again() {
         let quotas = quotas(TrafficLimits::default());

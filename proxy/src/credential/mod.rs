@@ -12,6 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use ::http::HeaderValue;
+use anyhow::{Context, bail};
 use pingora_http::RequestHeader;
 use rules::Reason;
 use rules::ids::CredentialName;
@@ -87,6 +88,8 @@ pub(crate) struct Credential {
 /// Why a credential cannot be used. Never contains its value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum CredentialError {
+    #[error("other users can write its file (mode {mode:03o}): chmod 600 {}", .path.display())]
+    Exposed { path: PathBuf, mode: u32 },
     #[error("cannot read the file: {0}")]
     File(String),
     #[error("it is longer than {LENGTH} bytes")]
@@ -107,17 +110,26 @@ impl From<io::Error> for CredentialError {
 
 impl CredentialStore {
     /// Starts looking at the files, and waits until each was looked at once, or [`FIRST_LOOK`].
-    pub(crate) fn open(files: impl IntoIterator<Item = (CredentialName, PathBuf)>) -> io::Result<Self> {
+    ///
+    /// # Errors
+    ///
+    /// Fails if other users can write a file. A file that is missing or broken may be mended later.
+    pub(crate) fn open(files: impl IntoIterator<Item = (CredentialName, PathBuf)>) -> anyhow::Result<Self> {
         let until = Instant::now() + FIRST_LOOK;
         let mut by = HashMap::new();
         for (name, path) in files {
             let source = Arc::new(CredentialSource::new(path));
             let thread = std::thread::Builder::new().name("credential".to_owned()).stack_size(READER_STACK);
             let watched = Arc::downgrade(&source);
-            thread.spawn(move || watch_file(&watched))?;
+            thread.spawn(move || watch_file(&watched)).context("cannot start a thread")?;
             by.insert(name, source);
         }
-        by.values().for_each(|source| source.wait_for_look(until));
+        for (name, source) in &by {
+            source.wait_for_look(until);
+            if let Err(error @ CredentialError::Exposed { .. }) = source.current(Instant::now()) {
+                bail!("credential `{name}`: {error}");
+            }
+        }
         Ok(CredentialStore { by })
     }
 
@@ -201,11 +213,48 @@ fn file_version(path: &Path) -> Result<FileVersion, CredentialError> {
 
 fn read_credential(path: &Path) -> Result<Arc<Credential>, CredentialError> {
     let bytes = Zeroizing::new(file::read_regular(path, LENGTH)?);
+    match FileAccess::of(path)? {
+        FileAccess::WrittenByOthers { mode } => {
+            return Err(CredentialError::Exposed { path: path.to_owned(), mode });
+        }
+        FileAccess::ReadByOthers { mode } => {
+            tracing::warn!(path = %path.display(), "every user of the machine can read a credential (mode {mode:03o})");
+        }
+        FileAccess::Private => {}
+    }
     if bytes.len() as u64 > LENGTH {
         return Err(CredentialError::Long);
     }
     let text = std::str::from_utf8(&bytes).map_err(|_| CredentialError::Malformed)?;
     Credential::parse(text).map(Arc::new)
+}
+
+/// Who besides its owner may use a credential file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileAccess {
+    /// At most its group reads it: orchestrators hand secrets to other users that way.
+    Private,
+    /// Every user reads it, which is what mounted secrets of Kubernetes look like inside their container.
+    ReadByOthers { mode: u32 },
+    /// Its group or every user writes it: whoever does chooses the credential.
+    WrittenByOthers { mode: u32 },
+}
+
+impl FileAccess {
+    /// Looks at the file that a path leads to.
+    ///
+    /// # Errors
+    ///
+    /// Returns the kernel's error.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        let _note = file::note_call(path);
+        let mode = fs::metadata(path)?.mode() & 0o777;
+        Ok(match mode {
+            mode if mode & 0o022 != 0 => FileAccess::WrittenByOthers { mode },
+            mode if mode & 0o004 != 0 => FileAccess::ReadByOthers { mode },
+            _ => FileAccess::Private,
+        })
+    }
 }
 
 impl FileVersion {
@@ -267,6 +316,8 @@ impl Credential {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -320,6 +371,31 @@ mod tests {
         wait_for(&store, &name, Ok("sk-other-value"));
         fs::remove_file(&path).unwrap();
         wait_for(&store, &name, Err("cannot read the file"));
+    }
+
+    #[test]
+    fn a_file_that_others_can_write_is_not_used_until_it_is_mended() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        let name = CredentialName::parse("openai").unwrap();
+        fs::write(&path, "sk-first-value\n").unwrap();
+        let set_mode = |mode: u32| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        for (mode, good) in [(0o600, true), (0o440, true), (0o644, true), (0o660, false), (0o602, false)] {
+            set_mode(mode);
+            let opened = CredentialStore::open([(name.clone(), path.clone())]);
+            assert_eq!(opened.is_ok(), good, "{mode:o}");
+            let why = opened.err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(good || why.contains("other users can write") && !why.contains("sk-"), "{why}");
+        }
+        set_mode(0o600);
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let store = CredentialStore::open([(name.clone(), link)]).unwrap();
+        wait_for(&store, &name, Ok("sk-first-value"));
+        set_mode(0o666);
+        wait_for(&store, &name, Err("other users can write its file (mode 666): chmod 600"));
+        set_mode(0o640);
+        wait_for(&store, &name, Ok("sk-first-value"));
     }
 
     #[test]

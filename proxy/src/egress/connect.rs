@@ -24,6 +24,7 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::budget::cost::{DIALLED_BYTES, MAX_WINDOW, MIN_WINDOW};
 use crate::budget::quota::{DialledUse, PortReservation, Quotas, Reservation};
+use crate::egress::dial::{self, DialRace};
 use crate::report::refusal::Refusal;
 
 /// A stream gets this part of the connection's window, so that a few streams that nobody reads do not block the others.
@@ -34,12 +35,13 @@ pub(crate) const UNSENT_BYTES: u32 = 128 << 10;
 /// The type of a Pingora error whose cause is a [`Refusal`].
 const REFUSED_DIAL: ErrorType = ErrorType::Custom("refused dial");
 
-/// Dials for one sandbox.
+/// Dials one host for one sandbox.
 #[derive(Clone, Debug)]
 pub(crate) struct CountedDialler {
     pub(crate) quotas: Arc<Quotas>,
     pub(crate) rules: Arc<ArcSwap<RuleSet>>,
     pub(crate) sandbox: SandboxId,
+    pub(crate) race: DialRace,
     /// The firewall mark of our own connections.
     pub(crate) mark: Option<u32>,
     /// Bytes of HTTP/2 window to reserve while a connection is in use; 0 for HTTP/1 and tunnels.
@@ -50,36 +52,60 @@ pub(crate) struct CountedDialler {
 #[derive(Debug)]
 pub(crate) struct DialledConnection {
     dialler: CountedDialler,
-    _descriptor: Reservation,
-    port: PortReservation,
-    _buffers: Reservation,
+    address: SocketAddr,
+    _reserved: DialReservation,
     in_use: Mutex<Weak<DialledUse>>,
     /// Its use by the request that dialled it, until that claims it.
     unclaimed: Mutex<Option<Arc<DialledUse>>>,
 }
 
+/// What one attempt to connect reserves, and the connection after it.
+#[derive(Debug)]
+struct DialReservation {
+    _descriptor: Reservation,
+    port: PortReservation,
+    _buffers: Reservation,
+}
+
 impl CountedDialler {
-    /// Connects to `address`.
+    /// Connects to the address that answers first. A race counts once in the `connections` budget.
     ///
     /// # Errors
     ///
-    /// Returns a refusal if the sandbox has no quota left, the `connections` budget is spent, or the connection fails.
-    pub(crate) async fn dial(&self, address: SocketAddr) -> Result<(TcpStream, DialledConnection), Refusal> {
+    /// Returns a refusal if the sandbox has no quota left, the `connections` budget is spent, or no address accepts the
+    /// connection.
+    pub(crate) async fn dial(&self) -> Result<(TcpStream, DialledConnection), Refusal> {
         let in_use = Arc::new(self.begin_use()?);
-        let (quotas, sandbox) = (&self.quotas, &self.sandbox);
-        let mut dialled = DialledConnection {
+        self.race.set_winner(None);
+        let (stream, address, reserved) =
+            dial::race(self.race.addresses(), |address| self.attempt(address)).await?;
+        self.race.set_winner(Some(address));
+        let dialled = DialledConnection {
             dialler: self.clone(),
+            address,
+            _reserved: reserved,
+            in_use: Mutex::new(Arc::downgrade(&in_use)),
+            unclaimed: Mutex::new(Some(in_use)),
+        };
+        Ok((stream, dialled))
+    }
+
+    /// Connects to one address, with its own reservations.
+    async fn attempt(
+        &self,
+        address: SocketAddr,
+    ) -> Result<(TcpStream, SocketAddr, DialReservation), Refusal> {
+        let (quotas, sandbox) = (&self.quotas, &self.sandbox);
+        let mut reserved = DialReservation {
             _descriptor: quotas.reserve(Resource::Descriptors, sandbox, 1)?,
             _buffers: quotas.reserve(Resource::Buffers, sandbox, DIALLED_BYTES)?,
             port: quotas.reserve_port(sandbox, address)?,
-            in_use: Mutex::new(Arc::downgrade(&in_use)),
-            unclaimed: Mutex::new(Some(in_use)),
         };
         let connected = connect(address, self.mark).await;
         let stream =
             connected.map_err(|error| dial_refusal(&error).with_detail(format!("{address}: {error}")))?;
-        dialled.port.set_connected();
-        Ok((stream, dialled))
+        reserved.port.set_connected();
+        Ok((stream, address, reserved))
     }
 
     fn begin_use(&self) -> Result<DialledUse, Refusal> {
@@ -99,9 +125,9 @@ pub(crate) fn http2_windows(quotas: &Quotas, sandbox: &SandboxId) -> (u32, u32) 
 
 #[async_trait]
 impl Connect for CountedDialler {
-    async fn connect(&self, address: &PeerAddress) -> PingoraResult<Stream> {
-        let Some(address) = address.as_inet() else { return Err(refused_dial(Reason::Internal.into())) };
-        let (stream, dialled) = self.dial(*address).await.map_err(refused_dial)?;
+    /// Pingora's address only names the peer: the addresses that race are the dialler's own.
+    async fn connect(&self, _: &PeerAddress) -> PingoraResult<Stream> {
+        let (stream, dialled) = self.dial().await.map_err(refused_dial)?;
         let mut stream = Stream::from(stream);
         // The digest goes where the socket goes, through TLS and pools, and drops with it.
         let placeholder = ResponseHeader::build_no_case(200, None)?;
@@ -115,6 +141,11 @@ impl DialledConnection {
     pub(crate) fn of(digest: Option<&Digest>) -> Option<&Arc<Self>> {
         let data = digest?.proxy_digest.as_ref()?.user_data.as_ref()?;
         data.downcast_ref::<Arc<Self>>()
+    }
+
+    /// The address it is connected to.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Counts the connection as in use until the result is dropped. Requests on one HTTP/2 connection count once.

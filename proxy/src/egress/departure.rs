@@ -3,22 +3,22 @@
 //!
 //! A new budget, metric or check on what leaves belongs here, where no path can forget it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use audit::{OpenRecord, Receipt, StableCode};
+use audit::{ByteCount, OpenRecord, Receipt, StableCode};
 use rules::budget::UsageKind;
 use rules::ids::CredentialName;
 use rules::{DialPermit, Permit, RuleSet};
 use tokio::net::TcpStream;
 
-use crate::budget::ledger::Charges;
+use crate::budget::ledger::{Charges, Exhausted};
 use crate::budget::live::{CutSignal, LiveEntry};
 use crate::egress::connect::DialledConnection;
 use crate::egress::dial::dial;
 use crate::egress::shared::Shared;
-use crate::inspect::Inspection;
 use crate::report::metrics;
 use crate::report::record;
 use crate::report::refusal::Refusal;
@@ -28,10 +28,11 @@ pub(crate) struct Departure {
     pub(crate) dial_permit: DialPermit,
     pub(crate) receipt: Receipt,
     pub(crate) charges: Arc<Charges>,
-    /// Looks at content as it leaves.
-    pub(crate) inspection: Inspection,
     cut: Arc<CutSignal>,
     live_entry: LiveEntry,
+    byte_count: Arc<ByteCount>,
+    /// Bytes that are charged already and not sent yet.
+    upfront: AtomicU64,
 }
 
 /// What an attempt brings to its departure besides its permit.
@@ -79,30 +80,30 @@ impl Departure {
         let dial_permit = rules.admit(permit, &found)?;
         let first = dial_permit.addresses().first().copied();
         let (cut, byte_count) = (terms.cut, record.byte_count());
-        let live_entry = shared.live.register(permit, first, byte_count, cut.clone(), charges.clone());
+        let live_entry =
+            shared.live.register(permit, first, byte_count.clone(), cut.clone(), charges.clone());
         // Registered first, decided again second: a reload in between either finds the entry and cuts it, or
         // is seen here. The other order would leave a gap.
         if let Some(address) = first {
             shared.recheck_permit(permit, address, &charges)?;
         }
-        let inspection = Inspection::begin(permit, &shared.limits);
-        Ok(Departure { dial_permit, receipt, charges, inspection, cut, live_entry })
+        let upfront = AtomicU64::new(terms.upfront);
+        Ok(Departure { dial_permit, receipt, charges, cut, live_entry, byte_count, upfront })
     }
 
-    /// Connects to the first admitted address that answers, unless the attempt is cut first.
+    /// Connects to the admitted address that answers first, unless the attempt is cut first.
     pub(crate) async fn dial(
         &self,
         shared: &Shared,
         record: &mut OpenRecord,
     ) -> Result<(TcpStream, DialledConnection), Refusal> {
-        let dialler = shared.dialler(self.permit().sandbox(), 0);
-        let dialling = dial(&self.dial_permit, &self.receipt, &dialler, shared.limits.connect());
+        let dialling = dial(&self.dial_permit, &self.receipt, shared, shared.limits.connect());
         let dialled = tokio::select! {
             dialled = dialling => dialled,
             reason = self.cut.wait() => Err(reason.into()),
         };
-        let (stream, held, address) = dialled.map_err(|refusal| refusal.under(self.permit()))?;
-        self.set_dialled(shared, record, address)?;
+        let (stream, held) = dialled.map_err(|refusal| refusal.under(self.permit()))?;
+        self.set_dialled(shared, record, held.address())?;
         Ok((stream, held))
     }
 
@@ -120,10 +121,20 @@ impl Departure {
         rechecked.map_err(|reason| Refusal::from(reason).under(self.permit()))
     }
 
-    /// The address of attempt number `index`, with the port that was decided upon.
-    pub(crate) fn address(&self, index: usize) -> Option<SocketAddr> {
-        let address: IpAddr = *self.dial_permit.addresses().get(index)?;
-        Some(SocketAddr::new(address, self.permit().port()?))
+    /// Counts and charges a request that is about to be sent: its head, with what leaves together with it. The first
+    /// send was charged at the departure, as far as the sandbox made it; a request that is sent again counts again.
+    pub(crate) async fn count_send(&self, bytes: u64) -> Result<(), Exhausted> {
+        let charged = self.upfront.swap(0, Ordering::Relaxed);
+        self.charges.charge(UsageKind::Upload, bytes.saturating_sub(charged)).await?;
+        self.byte_count.add_send(bytes);
+        Ok(())
+    }
+
+    /// Counts and charges what is received.
+    pub(crate) async fn count_received(&self, bytes: u64) -> Result<(), Exhausted> {
+        self.charges.charge(UsageKind::Download, bytes).await?;
+        self.byte_count.add_received(bytes);
+        Ok(())
     }
 
     pub(crate) fn permit(&self) -> &Permit {

@@ -9,8 +9,10 @@ use arc_swap::ArcSwap;
 use audit::Log;
 use dns_filter::Resolver;
 use rules::budget::UsageKind;
+use rules::facts::ConnectTarget;
 use rules::ids::SandboxId;
 use rules::limits::TrafficLimits;
+use rules::treatment::{ConnectionTreatment, FirstBytes};
 use rules::{Decision, Facts, Permit, Reason, RuleSet, SandboxRef};
 use sys::worker::Worker;
 
@@ -20,6 +22,7 @@ use crate::budget::live::LiveConnections;
 use crate::budget::quota::Quotas;
 use crate::credential::CredentialStore;
 use crate::egress::connect::CountedDialler;
+use crate::egress::dial::DialRace;
 use crate::policy::grants::GrantStore;
 use crate::report::metrics;
 use crate::report::refusal::Refusal;
@@ -49,12 +52,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Returns the dialler of a sandbox, which reserves `window` bytes of memory while a connection is in use.
-    pub(crate) fn dialler(&self, sandbox: &SandboxId, window: u64) -> CountedDialler {
+    /// Returns a dialler of a sandbox for the addresses of `race`, which reserves `window` bytes of memory while a connection is in use.
+    pub(crate) fn dialler(&self, sandbox: &SandboxId, race: DialRace, window: u64) -> CountedDialler {
         CountedDialler {
             quotas: self.quotas.clone(),
             rules: self.rules.clone(),
             sandbox: sandbox.clone(),
+            race,
             mark: self.mark,
             window: Arc::new(AtomicU64::new(window)),
         }
@@ -93,6 +97,20 @@ impl Shared {
             Decision::Deny(denial) => Err(denial.reason),
         }
     }
+}
+
+/// Asks the one decider what becomes of a connection, and measures how long it takes.
+pub(crate) fn treatment(
+    rules: &RuleSet,
+    sandbox: &SandboxRef,
+    target: &ConnectTarget,
+    port: u16,
+    first: &FirstBytes,
+) -> Result<ConnectionTreatment, Refusal> {
+    let started = Instant::now();
+    let treatment = rules.treatment(sandbox, target, port, first);
+    metrics::observe_decide(started.elapsed());
+    treatment.map_err(Refusal::from)
 }
 
 /// Asks the one decider, and measures how long it takes.

@@ -3,6 +3,7 @@
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ::http::HeaderMap;
@@ -19,7 +20,7 @@ use rules::{Host, Permit, Reason};
 
 use crate::egress::connect::{http2_windows, refusal_of_dial};
 use crate::egress::departure::Departure;
-use crate::egress::dial::connect_timeout;
+use crate::egress::dial::DialRace;
 use crate::egress::shared::Shared;
 use crate::report::refusal::Refusal;
 
@@ -41,14 +42,17 @@ pub(crate) struct UpstreamOptions {
     pub(crate) body: Option<u64>,
 }
 
-/// The peer for attempt number `index` of a departure.
+/// The peer of a departure, to which the addresses of `race` are dialled.
 pub(crate) fn http_peer(
     shared: &Shared,
     departure: &Departure,
-    index: usize,
+    race: &DialRace,
     options: UpstreamOptions,
 ) -> Option<Box<HttpPeer>> {
-    let address = departure.address(index)?;
+    // Pingora wants one address. It is part of the pool key, so it must not depend on the order of the addresses.
+    let mut admitted = departure.dial_permit.addresses().to_vec();
+    admitted.sort_unstable();
+    let address = SocketAddr::new(*admitted.first()?, departure.permit().port()?);
     let tls = options.scheme == UrlScheme::Https;
     // An empty name would turn verification off; a host always has one.
     let name = match departure.permit().host() {
@@ -56,11 +60,9 @@ pub(crate) fn http_peer(
         Host::Name(name) => name.as_str().to_owned(),
     };
     let mut peer = HttpPeer::new(address, tls, name);
-    peer.group_key = pool_group(shared, departure.permit().holder());
-    peer.options = peer_options(shared, departure.permit().sandbox(), options);
-    let timeout = connect_timeout(&departure.dial_permit, index, shared.limits.connect());
-    peer.options.connection_timeout = Some(timeout);
-    peer.options.total_connection_timeout = Some(timeout);
+    peer.group_key = pool_group(shared, departure.permit().holder(), &admitted);
+    peer.options = peer_options(shared, departure.permit().sandbox(), race, options);
+    peer.options.total_connection_timeout = Some(shared.limits.connect());
     Some(Box::new(peer))
 }
 
@@ -73,7 +75,12 @@ fn alpn(options: UpstreamOptions) -> ALPN {
     }
 }
 
-fn peer_options(shared: &Shared, sandbox: &SandboxId, wanted: UpstreamOptions) -> PeerOptions {
+fn peer_options(
+    shared: &Shared,
+    sandbox: &SandboxId,
+    race: &DialRace,
+    wanted: UpstreamOptions,
+) -> PeerOptions {
     let limits = &shared.limits;
     let mut options = PeerOptions::new();
     options.alpn = alpn(wanted);
@@ -93,24 +100,25 @@ fn peer_options(shared: &Shared, sandbox: &SandboxId, wanted: UpstreamOptions) -
         }
         _ => 0,
     };
-    options.custom_l4 = Some(Arc::new(shared.dialler(sandbox, window)));
+    options.custom_l4 = Some(Arc::new(shared.dialler(sandbox, race.clone(), window)));
     options
 }
 
 /// The pool key: connections are shared within the sandbox that the permit was given to, while its identity lasts.
-/// Pingora's own key knows neither the sandbox nor our mark.
-fn pool_group(shared: &Shared, sandbox: &Sandbox) -> u64 {
+/// Pingora's own key knows neither the sandbox nor our mark, and only one address. A connection may be to any of the
+/// admitted ones, so a request must admit the same to use it.
+fn pool_group(shared: &Shared, sandbox: &Sandbox, admitted: &[IpAddr]) -> u64 {
     let Sandbox { id, tenant, environment, agent_card: _, generation } = sandbox;
     let mut hasher = DefaultHasher::new();
     (id, tenant, environment, generation).hash(&mut hasher);
-    shared.mark.hash(&mut hasher);
+    (shared.mark, admitted).hash(&mut hasher);
     hasher.finish()
 }
 
 /// The `Host` field for the decided host and port, without the scheme's default port.
 pub(crate) fn host_header(permit: &Permit, scheme: UrlScheme) -> String {
     let host = match permit.host() {
-        Host::Address(address @ std::net::IpAddr::V6(_)) => format!("[{address}]"),
+        Host::Address(address @ IpAddr::V6(_)) => format!("[{address}]"),
         Host::Address(address) => address.to_string(),
         Host::Name(name) => name.to_string(),
     };
@@ -159,10 +167,10 @@ fn error_detail(reason: Reason, error: &Error) -> String {
     innermost.unwrap_or(error.root_etype().as_str()).to_owned()
 }
 
-/// Refuses a response head beyond its limits. HTTP/2 compresses heads: a few kilobytes can stand for megabytes, which an
-/// HTTP/1 client would be sent in full.
-pub(crate) fn check_answer_head(head: &ResponseHeader, limits: &TrafficLimits) -> Result<(), Refusal> {
-    let (bytes, fields) = (head_bytes(&head.headers), head.headers.len() as u64);
+/// Refuses a response head, or trailers, beyond their limits. HTTP/2 compresses heads: a few kilobytes can stand for
+/// megabytes, which an HTTP/1 client would be sent in full.
+pub(crate) fn check_answer_fields(head: &HeaderMap, limits: &TrafficLimits) -> Result<(), Refusal> {
+    let (bytes, fields) = (head_bytes(head), head.len() as u64);
     if bytes <= limits.answer_head_bytes && fields <= limits.answer_head_fields {
         return Ok(());
     }
@@ -173,14 +181,34 @@ pub(crate) fn check_answer_head(head: &ResponseHeader, limits: &TrafficLimits) -
     Err(Refusal::from(Reason::AnswerTooLarge).with_detail(detail))
 }
 
+/// Refuses an origin server that sends interim responses instead of an answer.
+pub(crate) fn check_interim_answers(count: u64, limits: &TrafficLimits) -> Result<(), Refusal> {
+    if count <= limits.interim_answers {
+        return Ok(());
+    }
+    let detail = format!("more than {} interim responses", limits.interim_answers);
+    Err(Refusal::from(Reason::AnswerTooLarge).with_detail(detail))
+}
+
 /// Bytes of the fields of a head: they carry data as bodies do.
 pub(crate) fn head_bytes(fields: &HeaderMap) -> u64 {
     fields.iter().map(|(name, value)| (name.as_str().len() + value.len() + 4) as u64).sum()
 }
 
-/// Bytes of a request's head with its target. HTTP/2 says in `:authority` what HTTP/1 says in `Host`.
+/// Bytes of a request's head as HTTP/1 text, whatever its version. HTTP/2 says in `:authority` what HTTP/1 says in
+/// `Host`.
 pub(crate) fn request_bytes(head: &RequestHeader) -> u64 {
+    const FIXED: usize = "  HTTP/1.1\r\n\r\n".len();
     let target = head.uri.path_and_query().map_or(0, |target| target.as_str().len());
-    let authority = head.uri.authority().map_or(0, |authority| authority.as_str().len());
-    head_bytes(&head.headers) + (head.method.as_str().len() + target + authority) as u64
+    let unnamed = !head.headers.contains_key("host");
+    let authority = head.uri.authority().filter(|_| unnamed);
+    let authority = authority.map_or(0, |authority| "host: \r\n".len() + authority.as_str().len());
+    head_bytes(&head.headers) + (FIXED + head.method.as_str().len() + target + authority) as u64
+}
+
+/// Bytes of a response's head as HTTP/1 text, whatever its version. The origin server chooses the reason phrase and how
+/// many interim responses it sends, so they count too.
+pub(crate) fn response_bytes(head: &ResponseHeader) -> u64 {
+    const FIXED: usize = "HTTP/1.1 200 \r\n\r\n".len();
+    head_bytes(&head.headers) + (FIXED + head.get_reason_phrase().map_or(0, str::len)) as u64
 }

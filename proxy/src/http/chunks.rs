@@ -1,9 +1,10 @@
 //! Validates the framing of a chunked request body as it streams through (RFC 9112, section 7.1), so that every server
-//! finds the same end: sizes are hexadecimal digits, lines end with CRLF, extensions and trailers contain no line end.
+//! finds the same end: sizes are hexadecimal digits, lines end with CRLF, extensions contain no line end. A body with
+//! trailers is refused: Pingora cannot forward them, and would lose them without a word.
 
 /// Digits of the largest chunk size: 60 bits, which do not overflow in any server.
 const MAX_SIZE_DIGITS: usize = 15;
-/// Bytes of extensions on one size line, and of trailers after the last chunk. Pingora drops both, so few are enough.
+/// Bytes of extensions on one size line. Pingora drops them, so few are enough.
 const MAX_IGNORED_BYTES: usize = 4096;
 
 /// Why the framing of a body was refused.
@@ -13,8 +14,10 @@ pub enum ChunkFault {
     LineEnd,
     #[error("a chunk size is missing or is not a hexadecimal number")]
     Size,
-    #[error("chunk extensions or trailers are longer than {MAX_IGNORED_BYTES} bytes")]
+    #[error("chunk extensions are longer than {MAX_IGNORED_BYTES} bytes")]
     TooLong,
+    #[error("the body has trailers, which Sandbar cannot forward")]
+    Trailers,
 }
 
 /// An incremental validator of a chunked body.
@@ -33,7 +36,7 @@ pub struct ChunkValidator {
     state: ChunkState,
     /// Bytes of chunk data that are still to come. While the size line is read, the size so far.
     remaining: u64,
-    /// Digits of the size, or bytes of the extensions or trailers, so far.
+    /// Digits of the size, or bytes of the extensions, so far.
     length: usize,
 }
 
@@ -52,19 +55,19 @@ enum ChunkState {
     Size,
     /// After the CR that ends a size line.
     SizeLf,
-    Trailer,
-    TrailerLf,
-    /// At the start of a trailer or of the last, empty line.
+    /// After the last chunk, before the empty line.
     TrailerStart,
 }
 
 impl ChunkValidator {
-    /// Validates the next bytes of the body. Ignores bytes after its end, which belong to the next request.
+    /// Validates the next bytes of the body, and returns how many of them belong to it: those after its end belong to
+    /// the next request.
     ///
     /// # Errors
     ///
     /// Returns [`ChunkFault`] for framing that another parser could read differently.
-    pub fn validate(&mut self, mut bytes: &[u8]) -> Result<(), ChunkFault> {
+    pub fn validate(&mut self, mut bytes: &[u8]) -> Result<usize, ChunkFault> {
+        let length = bytes.len();
         while self.state != ChunkState::Done {
             if self.state == ChunkState::Data {
                 let taken = usize::try_from(self.remaining).unwrap_or(usize::MAX).min(bytes.len());
@@ -74,11 +77,11 @@ impl ChunkValidator {
                     self.state = ChunkState::DataEnd;
                 }
             }
-            let [first, rest @ ..] = bytes else { return Ok(()) };
+            let [first, rest @ ..] = bytes else { return Ok(length) };
             self.state = self.step(*first)?;
             bytes = rest;
         }
-        Ok(())
+        Ok(length - bytes.len())
     }
 
     pub fn is_done(&self) -> bool {
@@ -88,13 +91,11 @@ impl ChunkValidator {
     fn step(&mut self, byte: u8) -> Result<ChunkState, ChunkFault> {
         match (self.state, byte) {
             (ChunkState::Size, _) => self.step_size(byte),
-            (ChunkState::Extension | ChunkState::Trailer, b'\r') => {
-                Ok(if self.state == ChunkState::Trailer { ChunkState::TrailerLf } else { ChunkState::SizeLf })
-            }
+            (ChunkState::Extension, b'\r') => Ok(ChunkState::SizeLf),
+            (ChunkState::Extension, _) => self.step_extension(byte),
             (ChunkState::TrailerStart, b'\r') => Ok(ChunkState::LastLf),
-            (ChunkState::Extension | ChunkState::Trailer | ChunkState::TrailerStart, _) => {
-                self.step_ignored(byte)
-            }
+            (ChunkState::TrailerStart, b'\n') => Err(ChunkFault::LineEnd),
+            (ChunkState::TrailerStart, _) => Err(ChunkFault::Trailers),
             (ChunkState::DataEnd, b'\r') => Ok(ChunkState::DataLf),
             (ChunkState::DataLf, b'\n') => {
                 (self.remaining, self.length) = (0, 0);
@@ -104,7 +105,6 @@ impl ChunkValidator {
                 self.length = 0;
                 Ok(if self.remaining == 0 { ChunkState::TrailerStart } else { ChunkState::Data })
             }
-            (ChunkState::TrailerLf, b'\n') => Ok(ChunkState::TrailerStart),
             (ChunkState::LastLf, b'\n') => Ok(ChunkState::Done),
             (
                 ChunkState::Data
@@ -112,8 +112,7 @@ impl ChunkValidator {
                 | ChunkState::DataLf
                 | ChunkState::Done
                 | ChunkState::LastLf
-                | ChunkState::SizeLf
-                | ChunkState::TrailerLf,
+                | ChunkState::SizeLf,
                 _,
             ) => Err(ChunkFault::LineEnd),
         }
@@ -136,16 +135,11 @@ impl ChunkValidator {
         }
     }
 
-    /// Validates one byte of an extension or trailer.
-    fn step_ignored(&mut self, byte: u8) -> Result<ChunkState, ChunkFault> {
+    fn step_extension(&mut self, byte: u8) -> Result<ChunkState, ChunkFault> {
         self.length += 1;
         match byte {
             _ if self.length > MAX_IGNORED_BYTES => Err(ChunkFault::TooLong),
-            b'\t' | b' '..=b'~' | 0x80.. => Ok(if self.state == ChunkState::Extension {
-                ChunkState::Extension
-            } else {
-                ChunkState::Trailer
-            }),
+            b'\t' | b' '..=b'~' | 0x80.. => Ok(ChunkState::Extension),
             _ => Err(ChunkFault::LineEnd),
         }
     }
@@ -159,12 +153,14 @@ mod tests {
     fn a_body_has_one_reading_however_it_is_split() {
         let long = format!("1;{}\r\nx\r\n0\r\n\r\n", "e".repeat(5000));
         for (text, expected) in [
-            ("0\r\n\r\n", Ok(true)),
-            ("3\r\nabc\r\n0\r\n\r\n", Ok(true)),
-            ("A\r\n0123456789\r\n0\r\n\r\nGET / HTTP/1.1\n", Ok(true)),
-            ("3;a=b\r\nabc\r\n00 \r\nX: y\r\nZ: y\r\n\r\n", Ok(true)),
-            ("3\r\nab", Ok(false)),
-            ("3\r\nabc\r\n0\r\n", Ok(false)),
+            ("0\r\n\r\n", Ok((5, true))),
+            ("3\r\nabc\r\n0\r\n\r\n", Ok((13, true))),
+            ("A\r\n0123456789\r\n0\r\n\r\nGET / HTTP/1.1\n", Ok((20, true))),
+            ("3;a=b\r\nabc\r\n00 \r\n\r\n", Ok((19, true))),
+            ("3\r\nabc\r\n0\r\nX: y\r\n\r\n", Err(ChunkFault::Trailers)),
+            ("0\r\n X: y\r\n\r\n", Err(ChunkFault::Trailers)),
+            ("3\r\nab", Ok((5, false))),
+            ("3\r\nabc\r\n0\r\n", Ok((11, false))),
             ("\r\n", Err(ChunkFault::Size)),
             ("0x3\r\n", Err(ChunkFault::Size)),
             ("+3\r\n", Err(ChunkFault::Size)),
@@ -177,17 +173,17 @@ mod tests {
             ("3;a\rb\r\n", Err(ChunkFault::LineEnd)),
             ("3\r\nabc\n", Err(ChunkFault::LineEnd)),
             ("2\r\nabc\r\n", Err(ChunkFault::LineEnd)),
-            ("0\r\nX: y\n\r\n", Err(ChunkFault::LineEnd)),
+            ("0\r\nX: y\n\r\n", Err(ChunkFault::Trailers)),
             ("0\r\n\n", Err(ChunkFault::LineEnd)),
             (&*long, Err(ChunkFault::TooLong)),
         ] {
             let whole = |chunks: &mut ChunkValidator| chunks.validate(text.as_bytes());
             let single = |chunks: &mut ChunkValidator| {
-                text.as_bytes().iter().try_for_each(|byte| chunks.validate(&[*byte]))
+                text.as_bytes().iter().try_fold(0, |sum, byte| Ok(sum + chunks.validate(&[*byte])?))
             };
             for pass in [&whole as &dyn Fn(&mut ChunkValidator) -> _, &single] {
                 let mut chunks = ChunkValidator::default();
-                assert_eq!(pass(&mut chunks).map(|()| chunks.is_done()), expected, "{text:?}");
+                assert_eq!(pass(&mut chunks).map(|used| (used, chunks.is_done())), expected, "{text:?}");
             }
         }
     }

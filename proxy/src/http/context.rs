@@ -5,8 +5,8 @@ use std::sync::Arc;
 use audit::{AttemptOutcome, OpenRecord};
 use pingora_core::ErrorType;
 use pingora_core::prelude::{Error, Result};
-use rules::RuleSet;
 use rules::budget::UsageKind;
+use rules::{Reason, RuleSet};
 
 use super::RequestMonitor;
 use crate::budget::gates::Turn;
@@ -15,6 +15,7 @@ use crate::credential::Credential;
 use crate::credential::scrub::ResponseScrubber;
 use crate::egress::connect::DialledConnection;
 use crate::egress::departure::Departure;
+use crate::egress::dial::DialRace;
 use crate::report::record;
 use crate::report::refusal::Refusal;
 
@@ -45,6 +46,10 @@ pub(super) struct RequestState {
     /// Set once the request may leave.
     pub(super) departed: Option<DepartedRequest>,
     pub(super) status: Option<u16>,
+    /// Interim responses so far.
+    pub(super) interim_answers: u64,
+    /// The origin server switches protocols, as the request asked it to.
+    pub(super) upgraded: bool,
     /// The refusal behind the error that a phase returned.
     pub(super) refusal: Option<Refusal>,
 }
@@ -52,8 +57,8 @@ pub(super) struct RequestState {
 /// A request that may leave, or has left.
 pub(super) struct DepartedRequest {
     pub(super) departure: Departure,
-    /// Index of the admitted address that is tried.
-    pub(super) attempt: usize,
+    /// The admitted addresses that are left to try.
+    pub(super) race: DialRace,
     /// The request's turn to connect, until it has a connection.
     pub(super) turn: Option<Turn<u64>>,
     /// The connection it uses.
@@ -79,8 +84,9 @@ impl Drop for RequestState {
 }
 
 impl DepartedRequest {
-    pub(super) fn new(departure: Departure, credential: Option<Arc<Credential>>) -> Self {
-        DepartedRequest { departure, attempt: 0, turn: None, dialled: None, credential, scrubber: None }
+    pub(super) fn new(departure: Departure, credential: Option<Arc<Credential>>) -> Result<Self, Reason> {
+        let race = DialRace::new(&departure.dial_permit)?;
+        Ok(DepartedRequest { departure, race, turn: None, dialled: None, credential, scrubber: None })
     }
 
     /// Lets the next request connect: it shares this connection if that speaks HTTP/2, else it dials its own.
@@ -117,7 +123,13 @@ impl RequestState {
         charged.map_err(|exhausted| self.fail(exhausted))
     }
 
-    /// The same in a phase that cannot await.
+    /// Counts and charges bytes of the response.
+    pub(super) async fn count_received(&mut self, bytes: u64) -> Result<()> {
+        let counted = self.departed()?.departure.count_received(bytes).await;
+        counted.map_err(|exhausted| self.fail(exhausted))
+    }
+
+    /// The same as `charge` in a phase that cannot await.
     pub(super) fn charge_blocking(&mut self, usage: UsageKind, bytes: u64) -> Result<()> {
         let charged = self.departed()?.departure.charges.charge_blocking(usage, bytes);
         charged.map_err(|exhausted| self.fail(exhausted))

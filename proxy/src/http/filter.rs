@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
-use ::http::HeaderMap;
+use ::http::{HeaderMap, Version};
 use async_trait::async_trait;
 use audit::{AttemptOutcome, DetectionFinding, Ending, FailureCode, FindingCode, FindingSeverity};
 use bytes::Bytes;
 use pingora_core::ErrorType;
+use pingora_core::connectors::TransportConnector;
 use pingora_core::prelude::{Error, HttpPeer, Result};
 use pingora_core::protocols::Digest;
 use pingora_core::upstreams::peer::Peer;
@@ -17,32 +18,36 @@ use rules::budget::UsageKind;
 use rules::facts::HttpVersion;
 use rules::{Facts, Reason, RuleSet, SandboxRef};
 
+use super::chunks::ChunkFault;
 use super::context::{DepartedRequest, DialledRequest, RequestContext, RequestState, internal};
-use super::fields::{strip_hop_by_hop, strip_request};
+use super::fields::{strip_forged, strip_hop_by_hop, strip_request, strip_trailers};
 use super::request::{request_facts, request_record};
 use super::scrub_fields::{ScrubOutcome, scrub_response, scrub_trailers};
-use super::{RequestMonitor, RequestScope};
+use super::upgrade::is_websocket;
+use super::{PacedBody, RequestMonitor, RequestScope};
 use crate::credential::scrub::ResponseScrubber;
 use crate::egress::connect::DialledConnection;
 use crate::egress::departure::{Departure, DepartureTerms};
 use crate::egress::shared::{Shared, decide};
 use crate::egress::upstream::{
-    UpstreamOptions, check_answer_head, head_bytes, host_header, http_peer, refusal_from_error, request_bytes,
+    UpstreamOptions, check_answer_fields, check_interim_answers, head_bytes, host_header, http_peer,
+    refusal_from_error, request_bytes, response_bytes,
 };
 use crate::memory::{self, GuardMode, MemoryGuard, MemoryRequest};
-use crate::report::metrics;
-use crate::report::record;
 use crate::report::refusal::{self, BodyAudience, Refusal, RefusalResponse};
+use crate::report::{attempted, metrics, record};
 
 /// Implements Pingora's phases.
 pub(super) struct RequestFilter {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     guard: Arc<MemoryGuard>,
+    /// Connects for upgrades.
+    pub(super) connector: TransportConnector,
 }
 
 impl RequestFilter {
-    pub(super) fn new(shared: Arc<Shared>, guard: Arc<MemoryGuard>) -> Self {
-        RequestFilter { shared, guard }
+    pub(super) fn new(shared: Arc<Shared>, guard: Arc<MemoryGuard>, connector: TransportConnector) -> Self {
+        RequestFilter { shared, guard, connector }
     }
 
     /// Reserves what the request needs, before anything of it is decided or read.
@@ -93,6 +98,9 @@ impl RequestFilter {
         sandbox: &SandboxRef,
     ) -> Result<(), Refusal> {
         let (monitor, rules) = (&state.monitor, &state.rules);
+        if session.req_header().headers.contains_key("trailer") {
+            return Err(Refusal::from(Reason::BadRequest).with_detail(ChunkFault::Trailers));
+        }
         let parsed = request_facts(session.req_header(), monitor, &self.shared.limits)?;
         if let Some(connect) = &parsed.connect {
             decide(rules, sandbox, connect)?;
@@ -110,11 +118,14 @@ impl RequestFilter {
             credential: permit.credential(),
             cut: monitor.cut.clone(),
         };
-        let body = if session.is_upgrade_req() { None } else { content_length(session) };
+        let body = if is_websocket(session) { None } else { content_length(session) };
         let quota = state.quota.as_mut().ok_or(Reason::Internal)?;
         quota.expect_upload(body).map_err(|refusal| refusal.under(&permit))?;
+        if body != Some(0) && !session.is_upgrade_req() {
+            monitor.set_paced(PacedBody::Request);
+        }
         let departure = Departure::begin(&self.shared, rules, &permit, terms, record).await?;
-        state.departed = Some(DepartedRequest::new(departure, credential));
+        state.departed = Some(DepartedRequest::new(departure, credential)?);
         Ok(())
     }
 
@@ -124,7 +135,8 @@ impl RequestFilter {
         let Some(record) = state.record.take() else { return }; // already refused
         let accept = session.req_header().headers.get("accept").map(|value| value.as_bytes());
         let audience = BodyAudience::from_accept(accept);
-        let response = refusal::refuse(record, refusal, &state.rules, audience).await;
+        let attempted = Some(attempted::of_request(session.req_header()));
+        let response = refusal::refuse(record, refusal, &state.rules, audience, attempted).await;
         state.status = Some(response.status);
         let interim = |status: u16| (100..200).contains(&status) && status != 101;
         let written = session.response_written().map(|written| written.status.as_u16());
@@ -208,7 +220,17 @@ impl ProxyHttp for RequestFilter {
         let mode = identified.as_ref().ok().and_then(|sandbox| guard_mode(&rules, sandbox, &monitor));
         monitor.set_reached_filter();
         let (record, quota, departed) = (Some(record), None, None);
-        let state = RequestState { monitor, rules, record, quota, departed, status: None, refusal: None };
+        let state = RequestState {
+            monitor,
+            rules,
+            record,
+            quota,
+            departed,
+            status: None,
+            interim_answers: 0,
+            upgraded: false,
+            refusal: None,
+        };
         let state = request.state.insert(state);
         let identified = identified.inspect_err(|_| session.set_keepalive(None));
         let admitted = identified.map_err(Refusal::from);
@@ -219,6 +241,10 @@ impl ProxyHttp for RequestFilter {
             (Err(refusal), _) => Err(refusal),
         };
         match done {
+            Ok(()) if mode.is_none() && is_websocket(session) => {
+                self.upgrade(session, request).await?;
+                Ok(true)
+            }
             Ok(()) => Ok(mode.is_some()), // true ends the request here: the guard has responded
             Err(refusal) => {
                 self.refuse(session, state, &refusal).await;
@@ -237,16 +263,16 @@ impl ProxyHttp for RequestFilter {
         let options = UpstreamOptions {
             scheme: monitor.connection.scheme(),
             version: monitor.version,
-            upgrade: session.is_upgrade_req(),
-            http1_only: session.is_upgrade_req(),
+            upgrade: is_websocket(session),
+            http1_only: is_websocket(session),
             body: content_length(session),
         };
         let RequestState { departed: Some(departed), record: Some(record), .. } = state else {
             return Err(internal());
         };
-        let DepartedRequest { departure, attempt, turn, .. } = departed;
-        let address = departure.address(*attempt).ok_or_else(internal)?;
-        let peer = http_peer(&self.shared, departure, *attempt, options).ok_or_else(internal)?;
+        let DepartedRequest { departure, race, turn, .. } = departed;
+        let address = race.first().ok_or_else(internal)?;
+        let peer = http_peer(&self.shared, departure, race, options).ok_or_else(internal)?;
         if peer.options.alpn.get_max_http_version() == 2 {
             *turn = None; // of the address before this one
             *turn = Some(self.shared.dial_gates.turn(peer.reuse_hash()).await);
@@ -266,12 +292,10 @@ impl ProxyHttp for RequestFilter {
     ) -> Box<Error> {
         match request.state().and_then(RequestState::departed) {
             Ok(departed) => {
-                departed.attempt += 1;
                 if let Some(turn) = departed.turn.take() {
                     turn.open_to_all();
                 }
-                let addresses = departed.departure.dial_permit.addresses().len();
-                error.set_retry(departed.attempt < addresses);
+                error.set_retry(departed.race.next_try());
                 error
             }
             Err(internal) => internal,
@@ -289,8 +313,16 @@ impl ProxyHttp for RequestFilter {
     ) -> Result<()> {
         let state = request.state()?;
         let connection = DialledConnection::of(digest).ok_or_else(internal)?.clone();
-        match connection.claim() {
-            Ok(in_use) => state.departed()?.dialled = Some(DialledRequest { connection, in_use }),
+        let RequestState { departed: Some(departed), record: Some(record), .. } = &mut *state else {
+            return Err(internal());
+        };
+        let address = connection.address();
+        if !departed.departure.dial_permit.addresses().contains(&address.ip()) {
+            return Err(internal()); // the pool key says otherwise
+        }
+        let dialled = departed.departure.set_dialled(&self.shared, record, address);
+        match dialled.and_then(|()| connection.claim()) {
+            Ok(in_use) => departed.dialled = Some(DialledRequest { connection, in_use }),
             Err(refusal) => return Err(state.fail(refusal)),
         }
         let layers = digest.map(|digest| digest.timing_digest.as_slice()).unwrap_or_default();
@@ -306,6 +338,7 @@ impl ProxyHttp for RequestFilter {
         request: &mut RequestContext,
     ) -> Result<()> {
         strip_request(upstream);
+        upstream.remove_header("upgrade"); // `RequestFilter::upgrade` adds it again
         let state = request.state()?;
         let scheme = state.monitor.connection.scheme();
         let departed = state.departed()?;
@@ -331,58 +364,75 @@ impl ProxyHttp for RequestFilter {
         if grpc && session.req_header().headers.contains_key("te") {
             upstream.insert_header("te", "trailers")?; // Pingora strips it as hop-by-hop; gRPC needs it
         }
-        Ok(())
+        let counted = departed.departure.count_send(request_bytes(upstream)).await;
+        counted.map_err(|exhausted| state.fail(exhausted))
     }
 
     async fn request_body_filter(
         &self,
         _: &mut Session,
         body: &mut Option<Bytes>,
-        _: bool,
+        last: bool,
         request: &mut RequestContext,
     ) -> Result<()> {
         let state = request.state()?;
+        if last {
+            state.monitor.end_upload();
+        }
         let bytes = body.as_ref().map_or(&[][..], |bytes| bytes.as_ref());
         state.charge(UsageKind::Upload, bytes.len() as u64).await?;
         if let Some(record) = &state.record {
             record.byte_count().add_sent(bytes.len() as u64);
         }
-        let inspected = state.departed()?.departure.inspection.observe(bytes);
-        inspected.map_err(|reason| state.fail(reason))
+        Ok(())
     }
 
     async fn response_filter(
         &self,
-        session: &mut Session,
+        _: &mut Session,
         response: &mut ResponseHeader,
         request: &mut RequestContext,
     ) -> Result<()> {
-        let unrequested = response.status == 101 && !session.is_upgrade_req();
+        let state = request.state()?;
+        let unrequested = response.status == 101 && !state.upgraded;
         if unrequested || !is_framed(response) {
             return Err(Error::new_up(ErrorType::InvalidHTTPHeader));
         }
-        let state = request.state()?;
-        if let Err(refusal) = check_answer_head(response, &self.shared.limits) {
-            return Err(state.fail(refusal));
-        }
+        let received = response_bytes(response);
+        strip_forged(response);
+        let switched = response.status == ::http::StatusCode::SWITCHING_PROTOCOLS;
+        // 101 is informational by its number, but it is the last head of the response.
+        let interim = response.status.is_informational() && !switched;
+        state.interim_answers += u64::from(interim);
+        let limits = &self.shared.limits;
+        let checked = check_answer_fields(&response.headers, limits)
+            .and_then(|()| check_interim_answers(state.interim_answers, limits));
+        checked.map_err(|refusal| state.fail(refusal))?;
         if let Some(scrubber) = state.scrubber()
             && scrub_response(response, scrubber)? == ScrubOutcome::Unreadable
         {
             return Err(state.fail(Reason::AnswerUnreadable));
         }
-        let bytes = head_bytes(&response.headers) + status_bytes(response);
-        state.charge(UsageKind::Download, bytes).await?;
-        let switched = response.status == ::http::StatusCode::SWITCHING_PROTOCOLS;
+        state.count_received(received).await?;
         if !switched {
             strip_hop_by_hop(response);
         }
+        let carries_trailers =
+            state.monitor.version == HttpVersion::Http2 && response.version == Version::HTTP_2;
+        if !carries_trailers {
+            response.remove_header("trailer"); // Pingora drops what it announces
+        }
         response.remove_header("alt-svc"); // points clients at another address or port of the host
         state.monitor.set_answered();
-        // 101 is informational by its number, but it is the last head of the response.
-        if switched || !response.status.is_informational() {
+        if !interim {
             state.status = Some(response.status.as_u16());
             let length = response.headers.get("content-length").and_then(|length| length.to_str().ok());
             let length = length.and_then(|length| length.parse().ok()).filter(|_| !switched);
+            let paced = if length.is_some() { PacedBody::Response } else { PacedBody::None };
+            state.monitor.set_paced(paced);
+            if switched {
+                state.monitor.set_switched();
+            }
             let reserved = state.quota.as_mut().map_or(Ok(()), |quota| quota.expect_download(length));
             reserved.map_err(|refusal| state.fail(refusal))?;
         }
@@ -415,10 +465,13 @@ impl ProxyHttp for RequestFilter {
         trailers: &mut HeaderMap,
         request: &mut RequestContext,
     ) -> Result<Option<Bytes>> {
+        strip_trailers(trailers);
         let state = request.state()?;
         let rest = state.scrubber().map(|scrubber| scrub_trailers(trailers, scrubber));
         let bytes = head_bytes(trailers) + rest.as_ref().map_or(0, Bytes::len) as u64;
-        if state.charge(UsageKind::Download, bytes).await.is_err() {
+        let checked =
+            check_answer_fields(trailers, &self.shared.limits).map_err(|refusal| state.fail(refusal));
+        if checked.is_err() || state.count_received(bytes).await.is_err() {
             trailers.clear(); // Pingora forwards them even if this phase fails
             if let Some(refusal) = &state.refusal {
                 state.monitor.cut.trigger(refusal.reason);
@@ -460,7 +513,7 @@ impl ProxyHttp for RequestFilter {
         record_echo(state).await;
         let Some(record) = state.record.take() else { return };
         let ending = match (error, state.refusal.take()) {
-            (_, Some(refusal)) => record::cut_ending(refusal.reason), // `response_trailer_filter` ran out of budget
+            (_, Some(refusal)) => record::cut_ending(refusal.reason), // from `response_trailer_filter`
             (None, None) => Ending::Completed,
             (Some(_), None) => Ending::Failed(FailureCode::ClientGone.into()),
         };
@@ -490,13 +543,6 @@ fn is_framed(response: &ResponseHeader) -> bool {
     let mut codings = response.headers.get_all("transfer-encoding").iter();
     let chunked = codings.next().is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
     chunked && codings.next().is_none()
-}
-
-/// Bytes of the status line, which count because the origin server chooses the reason phrase and how many interim
-/// responses it sends.
-fn status_bytes(head: &ResponseHeader) -> u64 {
-    const CODE: usize = "HTTP/1.1 200 \r\n".len();
-    (CODE + head.get_reason_phrase().map_or(0, str::len)) as u64
 }
 
 /// The body length that the request announces, or none if it is chunked.

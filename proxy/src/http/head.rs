@@ -25,7 +25,7 @@ pub enum HeadFault {
     BareLineFeed,
     #[error("`Connection` lists a protected field")]
     Connection,
-    #[error("the request starts with an empty line")]
+    #[error("the request starts with more than one empty line")]
     EmptyLine,
     #[error("the request does not have exactly one `Host`")]
     Host,
@@ -75,9 +75,16 @@ pub struct RequestHead {
     /// The destination it names, in the target or in `Host`.
     pub authority: Option<RequestAuthority>,
     pub accept: Option<Vec<u8>>,
-    /// The body is chunked.
-    pub chunked: bool,
+    pub body: BodyFraming,
     form: TargetForm,
+}
+
+/// How the end of a body is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyFraming {
+    Chunked,
+    /// By `Content-Length`; 0 if there is none.
+    Measured(u64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +92,12 @@ enum TargetForm {
     Absolute,
     Authority,
     Origin,
+}
+
+/// Returns what follows the one empty line that may precede a request (RFC 9112, section 2.2), or `bytes` if they do
+/// not begin with it. Old clients send one after a body.
+pub fn skip_empty_line(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(b"\r\n").unwrap_or(bytes)
 }
 
 /// Returns the length of the head at the start of `bytes`, or none if it is incomplete.
@@ -136,7 +149,7 @@ pub fn parse(bytes: &[u8], limits: &TrafficLimits) -> Result<RequestHead, HeadFa
         return Err(HeadFault::Syntax);
     };
     let fields = HeaderFields { all: request.headers, version };
-    fields.check_body_length()?;
+    let body = fields.body_framing()?;
     fields.check_connection()?;
     let form = target_form(method, target)?;
     // Pingora would answer a target that it cannot parse with a bare 400, without a reason and a record.
@@ -145,9 +158,8 @@ pub fn parse(bytes: &[u8], limits: &TrafficLimits) -> Result<RequestHead, HeadFa
     }
     let authority = fields.find_authority(form, target)?;
     let accept = fields.values("accept").next().map(<[u8]>::to_vec);
-    let chunked = fields.values("transfer-encoding").next().is_some();
     let (method, target) = (method.to_owned(), target.to_owned());
-    Ok(RequestHead { method, target, authority, accept, chunked, form })
+    Ok(RequestHead { method, target, authority, accept, body, form })
 }
 
 fn target_form(method: &str, target: &str) -> Result<TargetForm, HeadFault> {
@@ -173,22 +185,26 @@ impl<'a> HeaderFields<'a, '_> {
         self.all.iter().filter(named).map(|field| field.value)
     }
 
-    /// Checks the body length by RFC 9112, section 6.3, without the cases that it tolerates.
-    fn check_body_length(&self) -> Result<(), HeadFault> {
+    /// Finds the body's framing by RFC 9112, section 6.3, without the cases that it tolerates.
+    fn body_framing(&self) -> Result<BodyFraming, HeadFault> {
         let mut lengths = self.values("content-length");
         let mut codings = self.values("transfer-encoding");
         match (lengths.next(), codings.next()) {
-            (None, None) => Ok(()),
+            (None, None) => Ok(BodyFraming::Measured(0)),
             (Some(_), Some(_)) => Err(HeadFault::Length),
             (Some(length), None) => {
                 let number =
                     (1..=MAX_LENGTH_DIGITS).contains(&length.len()) && length.iter().all(u8::is_ascii_digit);
-                if number && lengths.next().is_none() { Ok(()) } else { Err(HeadFault::Length) }
+                if !number || lengths.next().is_some() {
+                    return Err(HeadFault::Length);
+                }
+                let length = str::from_utf8(length).ok().and_then(|length| length.parse().ok());
+                length.map(BodyFraming::Measured).ok_or(HeadFault::Length)
             }
             (None, Some(coding)) => {
                 let chunked = coding.eq_ignore_ascii_case(b"chunked") && self.version == 1;
                 let alone = codings.next().is_none();
-                if chunked && alone { Ok(()) } else { Err(HeadFault::TransferCoding) }
+                if chunked && alone { Ok(BodyFraming::Chunked) } else { Err(HeadFault::TransferCoding) }
             }
         }
     }

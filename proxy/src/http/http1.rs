@@ -18,7 +18,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::BytesMut;
+use bytes::{Buf, BytesMut};
 use pingora_core::apps::HttpServerApp;
 use pingora_core::protocols::http::ServerSession;
 use rules::Reason;
@@ -29,7 +29,8 @@ use tokio::time::{timeout, timeout_at};
 
 use super::client_stream::{ClientStream, PingoraStream};
 use super::{HttpConnection, HttpEngine, RequestMonitor, RequestScope};
-use crate::http::head::{self, RequestHead};
+use crate::http::head::{self, BodyFraming, RequestHead};
+use crate::report::attempted;
 use crate::report::refusal::{self, BodyAudience, LINGER, Refusal};
 
 /// Buffer space reserved before each read of a head.
@@ -40,15 +41,6 @@ enum WaitOutcome {
     /// The client closed or was idle for too long, the connection reached its deadline, or the program stops.
     Over,
     Request,
-}
-
-/// How the body of a request is framed.
-#[derive(Clone, Copy, Debug)]
-enum BodyFraming {
-    /// Chunked, after `head` bytes of head.
-    Chunked { head: usize },
-    /// By `Content-Length`, or absent.
-    Measured,
 }
 
 impl HttpEngine {
@@ -67,16 +59,19 @@ impl HttpEngine {
             }
             idle_limit = self.shared.limits.keep_alive();
             next = match self.read_head(&mut stream, &mut buffered, connection).await {
-                Ok(body) => Box::pin(self.serve_request(stream, buffered, body, connection, stop)).await,
+                Ok(framing) => {
+                    Box::pin(self.serve_request(stream, buffered, framing, connection, stop)).await
+                }
                 Err(refusal) => {
-                    Box::pin(self.refuse_head(stream, connection, &refusal)).await;
+                    Box::pin(self.refuse_head(stream, &buffered, connection, &refusal)).await;
                     None
                 }
             };
         }
     }
 
-    /// Waits for the first byte of a request. Allocates no buffer before it arrives: most connections wait here.
+    /// Waits for the first byte of a request, behind an empty line if there is one. Allocates no buffer before it
+    /// arrives: most connections wait here.
     async fn wait_request(
         &self,
         stream: &mut ClientStream,
@@ -85,33 +80,23 @@ impl HttpEngine {
         connection: &HttpConnection,
         stop: &watch::Receiver<bool>,
     ) -> WaitOutcome {
-        if !buffered.is_empty() {
-            return WaitOutcome::Request;
-        }
         let mut stop = stop.clone();
-        let mut first = [0; 1];
-        let read = tokio::select! {
-            read = timeout(idle_limit, stream.read(&mut first)) => read,
-            () = tokio::time::sleep_until(connection.deadline.into()) => return WaitOutcome::Over,
-            _ = stop.wait_for(|stop| *stop) => return WaitOutcome::Over,
-        };
-        match read {
-            Ok(Ok(1)) => {
-                buffered.reserve(READ_BYTES);
-                buffered.extend_from_slice(&first);
-                WaitOutcome::Request
-            }
-            Ok(_) | Err(_) => WaitOutcome::Over,
+        tokio::select! {
+            biased; // a request that was sent ahead gets its answer, or the record of a refusal
+            begun = timeout(idle_limit, begin_request(stream, buffered)) => begun.unwrap_or(WaitOutcome::Over),
+            () = tokio::time::sleep_until(connection.deadline.into()) => WaitOutcome::Over,
+            _ = stop.wait_for(|stop| *stop) => WaitOutcome::Over,
         }
     }
 
-    /// Reads the rest of a head into `buffered` and checks it. Rewrites absolute form to origin form.
+    /// Reads the rest of a head into `buffered` and checks it. Rewrites absolute form to origin form. Returns its length
+    /// and the framing of the body.
     async fn read_head(
         &self,
         stream: &mut ClientStream,
         buffered: &mut BytesMut,
         connection: &HttpConnection,
-    ) -> Result<BodyFraming, Refusal> {
+    ) -> Result<(usize, BodyFraming), Refusal> {
         let limits = &self.shared.limits;
         let deadline = Instant::now() + limits.head();
         let length = loop {
@@ -131,29 +116,22 @@ impl HttpEngine {
         if head.is_absolute() {
             head.to_origin_form(buffered, length);
         }
-        Ok(if head.chunked {
-            BodyFraming::Chunked { head: buffered.len() - body }
-        } else {
-            BodyFraming::Measured
-        })
+        Ok((buffered.len() - body, head.body))
     }
 
-    /// Lets Pingora proxy one request. Returns the connection and its buffered bytes if it can take another request.
+    /// Lets Pingora proxy one request. Returns the connection and its buffered bytes if it can take another request;
+    /// otherwise records those that were sent ahead and get no answer.
     async fn serve_request(
         &self,
         stream: ClientStream,
         buffered: BytesMut,
-        body: BodyFraming,
+        framing: (usize, BodyFraming),
         connection: &Arc<HttpConnection>,
         stop: &watch::Receiver<bool>,
     ) -> Option<(ClientStream, BytesMut)> {
         let limits = &self.shared.limits;
         let monitor = RequestMonitor::new(connection, HttpVersion::Http1);
-        let stream = PingoraStream::new(stream, buffered, monitor.digest());
-        let stream = match body {
-            BodyFraming::Chunked { head } => stream.with_chunk_guard(head, &monitor),
-            BodyFraming::Measured => stream,
-        };
+        let stream = PingoraStream::http1(stream, buffered, framing, &monitor);
         let mut session = ServerSession::new_http1(Box::new(stream));
         session.set_keepalive((!*stop.borrow()).then_some(limits.keep_alive_seconds));
         session.set_read_timeout(Some(limits.idle()));
@@ -162,16 +140,26 @@ impl HttpEngine {
         let request = self.proxy.process_new_http(session, stop);
         let reusable = monitor.supervise(limits, request).await;
         monitor.record_early_reject(&self.shared).await;
-        let (stream, _) = reusable?.consume();
-        let stream = stream.into_any().downcast::<PingoraStream>().ok()?;
-        Some(stream.into_parts())
+        let stream =
+            reusable.and_then(|reusable| reusable.consume().0.into_any().downcast::<PingoraStream>().ok());
+        if stream.is_none() && monitor.is_followed() && !monitor.is_switched() {
+            connection.record_refusal(&self.shared, &Reason::ConnectionClosing.into()).await;
+        }
+        stream?.into_parts()
     }
 
     /// Records the refusal of a head, responds with it and closes the connection.
-    async fn refuse_head(&self, mut stream: ClientStream, connection: &HttpConnection, refusal: &Refusal) {
+    async fn refuse_head(
+        &self,
+        mut stream: ClientStream,
+        head: &[u8],
+        connection: &HttpConnection,
+        refusal: &Refusal,
+    ) {
         let rules = self.shared.rules.load_full();
         let (record, _) = connection.open_request(&rules, connection.audit_facts());
-        let response = refusal::refuse(record, refusal, &rules, BodyAudience::Person).await;
+        let (audience, attempted) = (BodyAudience::Person, attempted::of_head(head));
+        let response = refusal::refuse(record, refusal, &rules, audience, attempted).await;
         let answered = async {
             stream.write_all(&response.to_http1()).await?;
             stream.shutdown().await?;
@@ -181,6 +169,28 @@ impl HttpEngine {
             std::io::Result::Ok(())
         };
         drop(timeout(LINGER, answered).await); // a client that is slower than this may miss the response
+    }
+}
+
+/// Reads up to the first byte of a request. An empty line before it is skipped (RFC 9112, section 2.2), but only one.
+async fn begin_request(stream: &mut ClientStream, buffered: &mut BytesMut) -> WaitOutcome {
+    let mut skipped = false;
+    loop {
+        if !skipped && buffered.starts_with(b"\r\n") {
+            buffered.advance(2);
+            skipped = true;
+        }
+        if !matches!(buffered.as_ref(), b"" | b"\r") {
+            return WaitOutcome::Request;
+        }
+        let mut first = [0; 1];
+        match stream.read(&mut first).await {
+            Ok(1) => {
+                buffered.reserve(READ_BYTES);
+                buffered.extend_from_slice(&first);
+            }
+            Ok(_) | Err(_) => return WaitOutcome::Over,
+        }
     }
 }
 

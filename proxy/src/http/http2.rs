@@ -14,7 +14,6 @@
 
 use std::sync::Arc;
 
-use bytes::BytesMut;
 use pingora_core::apps::HttpServerApp;
 use pingora_core::prelude::Error;
 use pingora_core::protocols::Digest;
@@ -28,6 +27,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::client_stream::{ClientStream, PingoraStream};
+use super::frames::HeadClock;
 use super::{HttpConnection, HttpEngine, RequestMonitor};
 use crate::budget::cost::{HTTP2_STREAM_WINDOW, HTTP2_WINDOW, SEND_QUEUE_BYTES};
 use crate::report::refusal::LINGER;
@@ -46,7 +46,8 @@ impl HttpEngine {
             Err(refusal) => return connection.record_refusal(&self.shared, &refusal).await,
         };
         let unused = RequestMonitor::new(connection, HttpVersion::Http2); // each stream brings its own
-        let stream = PingoraStream::new(stream, BytesMut::new(), unused.digest());
+        let (clock, mut head_deadline) = HeadClock::new();
+        let stream = PingoraStream::http2(stream, unused.digest(), clock);
         let handshake = handshake(Box::new(stream), Some(self.h2_options(window)));
         let Ok(Ok(mut streams)) = timeout(self.shared.limits.first_bytes(), handshake).await else {
             return;
@@ -70,6 +71,10 @@ impl HttpEngine {
                     if faults >= self.shared.limits.resets { break } else { continue }
                 }
                 Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
+                () = head_deadline.wait(self.shared.limits.head()) => {
+                    connection.record_refusal(&self.shared, &Reason::FirstBytesLate.into()).await;
+                    break;
+                }
                 () = tokio::time::sleep(self.shared.limits.keep_alive()), if tasks.is_empty() => break,
                 () = tokio::time::sleep_until(connection.deadline.into()) => break, // streams watch it too
             };

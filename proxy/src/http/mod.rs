@@ -6,17 +6,20 @@ mod client_stream;
 mod context;
 mod fields;
 mod filter;
+mod frames;
 pub mod head;
 mod http1;
 mod http2;
 mod request;
 mod scrub_fields;
+mod upgrade;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use audit::{ByteCount, OpenRecord};
+use pingora_core::connectors::{ConnectorOptions, TransportConnector};
 use pingora_core::protocols::raw_connect::ProxyDigest;
 use pingora_core::server::configuration::ServerConf;
 use pingora_http::ResponseHeader;
@@ -28,6 +31,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use client_stream::ClientStream;
+pub(crate) use frames::HTTP2_PREFACE;
 
 use crate::budget::live::CutSignal;
 use crate::egress::shared::Shared;
@@ -85,10 +89,29 @@ pub(crate) struct RequestMonitor {
     broken: AtomicBool,
     /// The origin server has sent a response head.
     answered: AtomicBool,
+    /// Bytes of a next request arrived before this one was answered.
+    followed: AtomicBool,
+    /// The connection has switched to another protocol.
+    switched: AtomicBool,
+    /// The body that must keep up with `body_bytes_per_second`.
+    paced: Mutex<PacedBody>,
     /// The first fault in the framing of a chunked body.
     body_fault: OnceLock<ChunkFault>,
     /// The request reached our filters, which open its record.
     reached_filter: AtomicBool,
+}
+
+/// The body of an exchange that has a least rate, so that a peer that drips bytes does not hold it for a day.
+///
+/// A request's body has one until the response begins: from then on both sides may be talking to each other, as in a
+/// gRPC stream, and only silence ends them (`idle_seconds`). A response has one if it announces its length, because its
+/// sender has all of it; a stream of events has as little to say as it likes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum PacedBody {
+    #[default]
+    None,
+    Request,
+    Response,
 }
 
 impl HttpEngine {
@@ -104,7 +127,9 @@ impl HttpEngine {
             max_retries: crate::egress::dial::MAX_DIAL_ADDRESSES,
             ..ServerConf::default()
         });
-        let mut proxy = HttpProxy::new(RequestFilter::new(shared.clone(), guard), conf);
+        let connector = TransportConnector::new(Some(ConnectorOptions::from_server_conf(&conf)));
+        let filter = RequestFilter::new(shared.clone(), guard, connector);
+        let mut proxy = HttpProxy::new(filter, conf);
         proxy.handle_init_modules();
         HttpEngine { shared, proxy: Arc::new(proxy) }
     }
@@ -201,7 +226,7 @@ impl HttpConnection {
     async fn record_refusal(&self, shared: &Shared, refusal: &Refusal) {
         let rules = shared.rules.load_full();
         let (record, _) = self.open_request(&rules, self.audit_facts());
-        drop(refusal::refuse(record, refusal, &rules, BodyAudience::Person).await);
+        drop(refusal::refuse(record, refusal, &rules, BodyAudience::Person, None).await);
     }
 }
 
@@ -214,6 +239,9 @@ impl RequestMonitor {
             byte_count: Mutex::default(),
             broken: AtomicBool::new(false),
             answered: AtomicBool::new(false),
+            followed: AtomicBool::new(false),
+            switched: AtomicBool::new(false),
+            paced: Mutex::default(),
             body_fault: OnceLock::new(),
             reached_filter: AtomicBool::new(false),
         })
@@ -249,6 +277,60 @@ impl RequestMonitor {
 
     fn set_answered(&self) {
         self.answered.store(true, Ordering::Relaxed);
+    }
+
+    fn set_followed(&self) {
+        self.followed.store(true, Ordering::Relaxed);
+    }
+
+    fn is_followed(&self) -> bool {
+        self.followed.load(Ordering::Relaxed)
+    }
+
+    fn set_switched(&self) {
+        self.switched.store(true, Ordering::Relaxed);
+    }
+
+    fn is_switched(&self) -> bool {
+        self.switched.load(Ordering::Relaxed)
+    }
+
+    fn set_paced(&self, body: PacedBody) {
+        *sys::lock(&self.paced) = body;
+    }
+
+    /// The request's body is complete.
+    fn end_upload(&self) {
+        let mut paced = sys::lock(&self.paced);
+        if *paced == PacedBody::Request {
+            *paced = PacedBody::None;
+        }
+    }
+
+    /// The body with a least rate, and how many of its bytes have passed.
+    fn paced_progress(&self) -> (PacedBody, u64) {
+        let paced = *sys::lock(&self.paced);
+        let byte_count = sys::lock(&self.byte_count);
+        let (sent, received) =
+            byte_count.as_ref().map_or((0, 0), |byte_count| byte_count.sent_and_received());
+        match paced {
+            PacedBody::None => (paced, 0),
+            PacedBody::Request => (paced, sent),
+            PacedBody::Response => (paced, received),
+        }
+    }
+
+    /// Returns once a body stayed below `body_bytes_per_second` on average over `idle_seconds`.
+    async fn wait_slow(&self, limits: &TrafficLimits) {
+        let least = limits.body_bytes_per_second.saturating_mul(limits.idle_seconds);
+        loop {
+            let (body, before) = self.paced_progress();
+            tokio::time::sleep(limits.idle()).await;
+            let (now, after) = self.paced_progress();
+            if body != PacedBody::None && now == body && after - before < least {
+                return;
+            }
+        }
     }
 
     /// Returns once the origin server has sent no response head for `limit` after the last byte of the request. Never
@@ -302,6 +384,9 @@ impl RequestMonitor {
         limits: &TrafficLimits,
         request: impl Future<Output = Option<T>>,
     ) -> Option<T> {
+        // Dropped after the cut is triggered, so that its record closes with the reason: `select!` drops the futures that
+        // it owns before it runs the branch.
+        let request = std::pin::pin!(request);
         tokio::select! {
             done = request => done,
             _ = self.cut.wait() => None,
@@ -311,6 +396,10 @@ impl RequestMonitor {
             }
             () = self.wait_unanswered(limits.first_byte()) => {
                 self.cut.trigger(Reason::UpstreamTimeout);
+                None
+            }
+            () = self.wait_slow(limits) => {
+                self.cut.trigger(Reason::BodyLate);
                 None
             }
             () = wait_idle(limits.idle().max(limits.first_byte()) / 2 + TIMEOUT_GRACE, || self.byte_total()) => {

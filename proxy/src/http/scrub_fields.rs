@@ -1,7 +1,7 @@
 //! Masks echoes of an injected credential in response heads and trailers. `credential::scrub` masks those in bodies.
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use pingora_core::prelude::Result;
 use pingora_http::ResponseHeader;
 
@@ -18,7 +18,7 @@ pub(super) enum ScrubOutcome {
     Unreadable,
 }
 
-/// Masks echoes of a credential in the fields of a response head.
+/// Masks echoes of a credential in the fields of a response head, and removes fields whose name contains one.
 pub(super) fn scrub_response(
     response: &mut ResponseHeader,
     scrubber: &mut ResponseScrubber,
@@ -34,6 +34,10 @@ pub(super) fn scrub_response(
     response.set_reason_phrase(None)?; // may contain an echo too, and clients ignore it
     let names: Vec<_> = response.headers.keys().cloned().collect();
     for name in names {
+        if scrubber.find_in_name(name.as_str()) {
+            response.remove_header(&name);
+            continue;
+        }
         let values = response.headers.get_all(&name).iter();
         let mut values: Vec<Vec<u8>> = values.map(|value| value.as_bytes().to_vec()).collect();
         let echoes: usize = values.iter_mut().map(|value| scrubber.mask_field(value)).sum();
@@ -47,8 +51,13 @@ pub(super) fn scrub_response(
     Ok(ScrubOutcome::Scrubbed)
 }
 
-/// Masks echoes in trailers, and returns the end of the body, which the scrubber held back until now.
+/// Does the same in trailers, and returns the end of the body, which the scrubber held back until now.
 pub(super) fn scrub_trailers(trailers: &mut HeaderMap, scrubber: &mut ResponseScrubber) -> Bytes {
+    let names: Vec<HeaderName> =
+        trailers.keys().filter(|name| scrubber.find_in_name(name.as_str())).cloned().collect();
+    for name in names {
+        trailers.remove(name);
+    }
     for value in trailers.values_mut() {
         let mut text = value.as_bytes().to_vec();
         if scrubber.mask_field(&mut text) > 0 {

@@ -13,7 +13,7 @@ use super::json::{self, JsonValue};
 use super::record::record_finding;
 use super::{AuthorizedCall, MemoryRequest, run_check, select};
 use crate::credential::scrub::EchoPatterns;
-use crate::report::refusal::Refusal;
+use crate::report::refusal::{Refusal, is_refusal_field};
 
 /// Fields that Sandbar does not pass on: they belong to the connection to the service, or point to another address.
 const DROPPED_FIELDS: [&str; 9] = [
@@ -63,7 +63,9 @@ fn check_content(
         return Err(unchecked("it is encoded, although the request did not accept an encoding"));
     }
     let echoed = |text: &[u8]| secrets.iter().any(|echoes| echoes.mask(&mut text.to_vec()) > 0);
-    if fields.values().any(|value| echoed(value.as_bytes())) || echoed(&received.body) {
+    let named = |name: &str| secrets.iter().any(|echoes| echoes.is_in_name(name));
+    let in_fields = fields.iter().any(|(name, value)| named(name.as_str()) || echoed(value.as_bytes()));
+    if in_fields || echoed(&received.body) {
         return Err(unchecked("it contains the service's key or token"));
     }
     let pointers = &call.matched.route.answer;
@@ -85,23 +87,18 @@ fn check_content(
 }
 
 /// Sends the answer to the sandbox, in our own framing, and returns its status.
-pub(super) async fn send_answer(
-    session: &mut Session,
-    received: &MemoryResponse,
-    request: &MemoryRequest<'_>,
-) -> Result<u16, Refusal> {
+pub(super) async fn send_answer(session: &mut Session, received: &MemoryResponse) -> Result<u16, Refusal> {
     let status = received.head.status.as_u16();
     let gone = |_| Refusal::from(Reason::UpstreamBroke).with_detail("the client went away");
     let mut head = ResponseHeader::build(status, Some(16)).map_err(gone)?;
     for (name, value) in &received.head.headers {
-        if !DROPPED_FIELDS.contains(&name.as_str()) {
+        if !DROPPED_FIELDS.contains(&name.as_str()) && !is_refusal_field(name.as_str()) {
             head.append_header(name, value.clone()).map_err(gone)?;
         }
     }
     if !matches!(status, 204 | 304) {
         head.insert_header(CONTENT_LENGTH, received.body.len()).map_err(gone)?; // RFC 9110, section 8.6
     }
-    request.record.byte_count().add_received(received.body.len() as u64);
     session.write_response_header(Box::new(head), false).await.map_err(gone)?;
     session.write_response_body(Some(received.body.clone()), true).await.map_err(gone)?;
     Ok(status)

@@ -37,9 +37,7 @@ pub(super) async fn read_body(
     }
     let buffer = ReservedBuffer::new(request.buffers);
     let read = timeout(limits.memory_body(), read_to_end(session, limit, buffer)).await;
-    let body = read.map_err(|_| Refusal::from(Reason::BodyLate))??;
-    request.record.byte_count().add_sent(body.len() as u64);
-    Ok(body)
+    read.map_err(|_| Refusal::from(Reason::BodyLate))?
 }
 
 async fn read_to_end(

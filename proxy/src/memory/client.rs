@@ -8,6 +8,7 @@
 //! handshake, the HTTP/1 framing and the keep-alive pool. Nothing of HTTP is implemented here. What remains is policy:
 //! limits on interim responses, on the body and on the total time, trying the next address, and one retry of reads.
 
+use std::net::SocketAddr;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -23,13 +24,14 @@ use tokio::time::timeout;
 
 use crate::budget::quota::{Reservation, ReservedBuffer};
 use crate::egress::connect::DialledConnection;
+use crate::egress::departure::Departure;
+use crate::egress::dial::DialRace;
 use crate::egress::roots::UpstreamRoots;
-use crate::egress::upstream::{check_answer_head, head_bytes, refusal_from_error};
+use crate::egress::upstream::{
+    check_answer_fields, check_interim_answers, refusal_from_error, request_bytes, response_bytes,
+};
 use crate::report::metrics;
 use crate::report::refusal::Refusal;
-
-/// Limit of interim responses (100, 103) before the final one.
-const MAX_INTERIM: usize = 8;
 
 /// Sends requests to memory services.
 pub(super) struct MemoryClient {
@@ -45,19 +47,20 @@ pub(super) struct MemoryResponse {
 }
 
 impl MemoryResponse {
-    /// Bytes that the sandbox receives.
+    /// Bytes that the service sent.
     pub(super) fn bytes(&self) -> u64 {
-        head_bytes(&self.head.headers) + self.body.len() as u64
+        response_bytes(&self.head) + self.body.len() as u64
     }
 }
 
 /// A request to a memory service.
-#[derive(Debug)]
-pub(super) struct ServiceRequest {
+pub(super) struct ServiceRequest<'a> {
     pub(super) head: RequestHeader,
     pub(super) body: Bytes,
     /// Whether to send it again if a reused connection turns out to be stale.
     pub(super) retry: RetryPolicy,
+    /// Counts and charges each time it is sent.
+    pub(super) departure: &'a Departure,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,57 +87,57 @@ impl MemoryClient {
         MemoryClient { connector: Connector::new(Some(options)), limits: *limits }
     }
 
-    /// Sends a request to the first of `peers` that accepts a connection, and reads the answer. `before_dial` gets the
-    /// index of each peer before it is tried, and may refuse it.
+    /// Sends a request to the address of `race` that answers first, and reads the answer. `set_dialled` gets the address
+    /// of each connection before it is used, and may refuse it.
     pub(super) async fn send(
         &self,
-        peers: &[HttpPeer],
-        request: &ServiceRequest,
-        before_dial: impl FnMut(usize) -> Result<(), Refusal>,
+        race: DialRace,
+        peer: impl Fn(&DialRace) -> Option<Box<HttpPeer>>,
+        request: &ServiceRequest<'_>,
+        set_dialled: impl FnMut(SocketAddr) -> Result<(), Refusal>,
         buffers: &mut Reservation,
     ) -> Result<MemoryResponse, Refusal> {
-        let tried = self.try_peers(peers, request, before_dial, buffers);
+        let tried = self.try_addresses(race, peer, request, set_dialled, buffers);
         match timeout(self.limits.memory_answer(), tried).await {
             Ok(received) => received,
             Err(_) => Err(Reason::UpstreamTimeout.into()),
         }
     }
 
-    async fn try_peers(
+    async fn try_addresses(
         &self,
-        peers: &[HttpPeer],
-        request: &ServiceRequest,
-        mut before_dial: impl FnMut(usize) -> Result<(), Refusal>,
+        mut race: DialRace,
+        peer: impl Fn(&DialRace) -> Option<Box<HttpPeer>>,
+        request: &ServiceRequest<'_>,
+        mut set_dialled: impl FnMut(SocketAddr) -> Result<(), Refusal>,
         buffers: &mut Reservation,
     ) -> Result<MemoryResponse, Refusal> {
-        let mut last_refusal = Refusal::from(Reason::UpstreamUnreachable);
-        for (index, peer) in peers.iter().enumerate() {
-            before_dial(index)?;
+        loop {
+            let peer = peer(&race).ok_or(Reason::NoAddress)?;
             let started = Instant::now();
-            let (session, reused) = match self.connector.get_http_session(peer).await {
+            let (session, reused) = match self.connector.get_http_session(&*peer).await {
                 Ok(connected) => connected,
-                Err(error) => {
-                    last_refusal = to_refusal(&error);
-                    continue;
-                }
+                Err(_) if race.next_try() => continue,
+                Err(error) => return Err(to_refusal(&error)),
             };
             metrics::count_upstream(reused, started.elapsed());
-            match self.round_trip(session, peer, request, reused, buffers).await {
-                Ok(received) => return Ok(received),
+            set_dialled(address_of(&session)?)?;
+            return match self.round_trip(session, &peer, request, reused, buffers).await {
+                Ok(received) => Ok(received),
                 Err(CallError::Stale(_)) if request.retry == RetryPolicy::Once => {
-                    return self.retry_fresh(peer, request, buffers).await;
+                    self.retry_fresh(&peer, request, set_dialled, buffers).await
                 }
-                Err(CallError::Stale(refusal) | CallError::Fatal(refusal)) => return Err(refusal),
-            }
+                Err(CallError::Stale(refusal) | CallError::Fatal(refusal)) => Err(refusal),
+            };
         }
-        Err(last_refusal)
     }
 
     /// Sends the request again, on a new connection.
     async fn retry_fresh(
         &self,
         peer: &HttpPeer,
-        request: &ServiceRequest,
+        request: &ServiceRequest<'_>,
+        mut set_dialled: impl FnMut(SocketAddr) -> Result<(), Refusal>,
         buffers: &mut Reservation,
     ) -> Result<MemoryResponse, Refusal> {
         let mut unpooled = peer.clone();
@@ -142,6 +145,7 @@ impl MemoryClient {
         unpooled.group_key = unpooled.group_key.wrapping_add(1);
         let connected = self.connector.get_http_session(&unpooled).await;
         let (session, _) = connected.map_err(|error| to_refusal(&error))?;
+        set_dialled(address_of(&session)?)?;
         self.round_trip(session, peer, request, false, buffers).await.map_err(|error| match error {
             CallError::Stale(refusal) | CallError::Fatal(refusal) => refusal,
         })
@@ -151,7 +155,7 @@ impl MemoryClient {
         &self,
         mut session: HttpSession,
         peer: &HttpPeer,
-        request: &ServiceRequest,
+        request: &ServiceRequest<'_>,
         reused: bool,
         buffers: &mut Reservation,
     ) -> Result<MemoryResponse, CallError> {
@@ -161,6 +165,9 @@ impl MemoryClient {
             true => CallError::Stale(to_refusal(&error)),
             false => CallError::Fatal(to_refusal(&error)),
         };
+        let bytes = request_bytes(&request.head) + request.body.len() as u64;
+        let counted = request.departure.count_send(bytes).await;
+        counted.map_err(|exhausted| CallError::Fatal(exhausted.into()))?;
         session.set_write_timeout(Some(self.limits.idle()));
         session.set_read_timeout(Some(self.limits.memory_answer()));
         session.write_request_header(Box::new(request.head.clone())).await.map_err(early)?;
@@ -168,7 +175,7 @@ impl MemoryClient {
         session.finish_request_body().await.map_err(early)?;
         session.read_response_header().await.map_err(early)?;
         let head = self.read_head(&mut session).await.map_err(CallError::Fatal)?;
-        check_answer_head(&head, &self.limits).map_err(CallError::Fatal)?;
+        check_answer_fields(&head.headers, &self.limits).map_err(CallError::Fatal)?;
         let body = self.read_body(&mut session, buffers).await.map_err(CallError::Fatal)?;
         if let HttpSession::H1(session) = &mut session {
             session.respect_keepalive(); // the service may have asked to close
@@ -180,13 +187,15 @@ impl MemoryClient {
 
     /// Returns the final response head, after any interim ones.
     async fn read_head(&self, session: &mut HttpSession) -> Result<ResponseHeader, Refusal> {
-        for _ in 0..MAX_INTERIM {
+        let mut interim = 0;
+        loop {
             match session.response_header() {
                 Some(head) if head.status.as_u16() == 101 => break,
-                Some(head) if head.status.is_informational() => {}
+                Some(head) if head.status.is_informational() => interim += 1,
                 Some(head) => return Ok(head.clone()),
                 None => break,
             }
+            check_interim_answers(interim, &self.limits)?;
             session.read_response_header().await.map_err(|error| to_refusal(&error))?;
         }
         Err(Reason::UpstreamBroke.into())
@@ -207,6 +216,11 @@ impl MemoryClient {
         }
         Ok(all.freeze())
     }
+}
+
+/// The address that a session is connected to.
+fn address_of(session: &HttpSession) -> Result<SocketAddr, Reason> {
+    DialledConnection::of(session.digest()).map(|dialled| dialled.address()).ok_or(Reason::Internal)
 }
 
 /// The refusal for a Pingora error. All errors here are the upstream's; there is no client on this side.

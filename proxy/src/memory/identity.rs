@@ -132,7 +132,59 @@ fn bearer_token(value: &[u8]) -> Result<&[u8], &'static str> {
 
 #[cfg(test)]
 mod tests {
+    use certs::identity::{IssueRequest, IssuerOptions, LocalIssuer};
+    use rules::load::{SourceFile, read_configuration};
+
     use super::*;
+
+    // proves: identity.issuer.name, identity.issuer.trust_domain, identity.issuer.keys, identity.issuer.environments
+    // proves: identity.issuer.tenants, identity.issuer.algorithms, identity.issuer.life_seconds
+    #[test]
+    fn p12_an_issuer_is_trusted_for_what_the_configuration_says() {
+        let dir = tempfile::tempdir().unwrap();
+        let issuer = |name: &str| {
+            let options = IssuerOptions {
+                issuer: "https://issuer.example".to_owned(),
+                trust_domain: TrustDomain::parse("acme.example").unwrap(),
+                environments: None,
+                algorithm: SigningAlgorithm::Es256,
+            };
+            LocalIssuer::init(&dir.path().join(name), &options, UnixTime::now()).unwrap()
+        };
+        let (own, _other) = (issuer("own"), issuer("other"));
+        let request = IssueRequest {
+            tenant: "acme",
+            environment: "staging",
+            sandbox: "s",
+            audience: "memory",
+            life: Duration::from_secs(300),
+            generation: None,
+        };
+        let token = own.issue(&request, UnixTime::now()).unwrap().expose().to_owned();
+        let good = "[[identity.issuer]]\nname = \"https://issuer.example\"\ntrust_domain = \"acme.example\"\n\
+                    keys = \"own/jwks.json\"\nenvironments = [\"staging\"]\ntenants = [\"acme\"]\n\
+                    algorithms = [\"ES256\"]\nlife_seconds = 300\n";
+        for (from, to, refused) in [
+            ("", "", false),
+            ("https://issuer.example", "https://another.example", true),
+            ("\"acme.example\"", "\"evil.example\"", true),
+            ("own/jwks.json", "other/jwks.json", true),
+            ("[\"staging\"]", "[\"production\"]", true),
+            ("[\"acme\"]", "[\"initech\"]", true),
+            ("ES256", "RS256", true),
+            ("= 300", "= 299", true),
+        ] {
+            let file = SourceFile { path: "sandbar.toml".into(), bytes: good.replacen(from, to, 1).into() };
+            let settings = read_configuration(&file).unwrap().identity.unwrap();
+            let found = build_verifier(&settings, dir.path()).map_err(|error| error.to_string()).and_then(
+                |verifier| {
+                    let context = VerifyContext::for_audience("memory");
+                    verifier.verify(&token, &context, UnixTime::now()).map_err(|error| error.to_string())
+                },
+            );
+            assert_eq!(found.is_err(), refused, "{to}: {:?}", found.err());
+        }
+    }
 
     #[test]
     fn p12_at_most_one_token_is_accepted() {

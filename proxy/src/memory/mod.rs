@@ -34,10 +34,8 @@ use certs::UnixTime;
 use certs::identity::{IdentityError, Verifier};
 use certs::trust::RefreshStatus;
 use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST};
-use pingora_core::prelude::HttpPeer;
 use pingora_http::RequestHeader;
 use pingora_proxy::Session;
-use rules::budget::UsageKind;
 use rules::configuration::Configuration;
 use rules::decision::Treatment;
 use rules::facts::{
@@ -56,7 +54,7 @@ use crate::budget::cost::LARGE_DOCUMENT;
 use crate::budget::live::{CutSignal, LiveConnections};
 use crate::budget::quota::Reservation;
 use crate::egress::departure::{Departure, DepartureTerms};
-use crate::egress::dial::MAX_DIAL_ADDRESSES;
+use crate::egress::dial::DialRace;
 use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::{self, Shared};
 use crate::egress::upstream::{UpstreamOptions, host_header, http_peer, request_bytes};
@@ -245,8 +243,8 @@ impl MemoryGuard {
         let secrets = service::secret_patterns(&head, key.as_deref());
         let received = self.send(head, call, request).await?;
         answer::check_answer(call, &secrets, &received, request).await?;
-        call.departure.charges.charge(UsageKind::Download, received.bytes()).await?;
-        answer::send_answer(session, &received, request).await
+        call.departure.count_received(received.bytes()).await?;
+        answer::send_answer(session, &received).await
     }
 
     fn find_service(&self, request: &MemoryRequest<'_>) -> Result<&ServiceEndpoint, Refusal> {
@@ -319,7 +317,8 @@ impl MemoryGuard {
             BankOperation::None | BankOperation::Read => RetryPolicy::Once,
             BankOperation::Admin | BankOperation::Delete | BankOperation::Write => RetryPolicy::Never,
         };
-        let outgoing = ServiceRequest { head, body: call.body.clone(), retry };
+        let departure = &call.departure;
+        let outgoing = ServiceRequest { head, body: call.body.clone(), retry, departure };
         let options = UpstreamOptions {
             scheme: UrlScheme::Https,
             version: HttpVersion::Http1,
@@ -327,14 +326,12 @@ impl MemoryGuard {
             http1_only: true,
             body: Some(outgoing.body.len() as u64),
         };
-        let peer = |index| http_peer(request.shared, &call.departure, index, options);
-        let peers = (0..MAX_DIAL_ADDRESSES).map_while(peer).map(|peer| *peer);
-        let peers: Vec<HttpPeer> = peers.collect();
-        let set_dialled = |index| match call.departure.address(index) {
-            Some(address) => call.departure.set_dialled(request.shared, request.record, address),
-            None => Ok(()),
-        };
-        self.client.send(&peers, &outgoing, set_dialled, request.buffers).await
+        let (shared, departure) = (request.shared, &call.departure);
+        let race = DialRace::new(&departure.dial_permit)?;
+        let peer = |race: &DialRace| http_peer(shared, departure, race, options);
+        let mut set_dialled = |address| departure.set_dialled(shared, request.record, address);
+        race.first().map_or(Ok(()), &mut set_dialled)?;
+        self.client.send(race, peer, &outgoing, set_dialled, request.buffers).await
     }
 }
 

@@ -246,6 +246,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn policies_may_name_exactly_the_profiles_that_exist() {
+        let mut found: Vec<&str> = PROFILES.keys().map(String::as_str).collect();
+        found.sort_unstable();
+        assert_eq!(found, ProfileName::BUILT_IN);
+    }
+
+    // proves: memory.profile
+    #[test]
     fn p12_every_route_of_astrocyte_has_its_operation() {
         use BankOperation::{Admin, Delete, None as Harmless, Read, Write};
         let profile = MemoryProfile::parse(include_str!("profiles/astrocyte.toml")).unwrap();

@@ -60,6 +60,11 @@ impl PolicySource {
 impl RunFiles {
     fn read(&self) -> anyhow::Result<LoadSources> {
         let mut sources = files::read_paths(&self.policies)?;
+        let named = sources.policies.iter().map(|file| &file.path).chain(sources.lists.keys());
+        // Through its other name the command could write it, whatever protects this one.
+        if let Some(path) = named.clone().find(|path| sys::file::has_writable_link(Path::new(path))) {
+            anyhow::bail!("{path} has got another hard link, through which the command may write it");
+        }
         sources.policies.extend(self.once.policies.iter().cloned());
         sources.lists.extend(self.once.lists.clone());
         let names: Vec<String> = sources.policies.iter().filter_map(policy_name).collect();

@@ -60,6 +60,7 @@ mod tests {
 
     use super::*;
 
+    // proves: log.segment_age, log.durability
     #[test]
     fn every_key_reaches_the_log() {
         let text = "[log]\ndir = \"l\"\nretention = \"30d\"\nmax_bytes = 8388608\nsegment_bytes = 131072\n\

@@ -1,5 +1,6 @@
 //! What is said: records, refusals, metrics, diagnostics.
 
+pub(crate) mod attempted;
 pub mod diagnostics;
 pub(crate) mod log_settings;
 pub(crate) mod metrics;

@@ -64,6 +64,9 @@ pub(crate) fn refusal_record(refusal: &Refusal, rules: &RuleSet) -> DecisionDeta
 
 /// The ending of an attempt that was cut: failed by one of our timeouts, or revoked.
 pub(crate) fn cut_ending(reason: Reason) -> Ending {
-    let timeout = matches!(reason, Reason::IdleTooLong | Reason::LifetimeSpent | Reason::UpstreamTimeout);
+    let timeout = matches!(
+        reason,
+        Reason::BodyLate | Reason::IdleTooLong | Reason::LifetimeSpent | Reason::UpstreamTimeout
+    );
     if timeout { Ending::Failed(reason.into()) } else { Ending::Revoked(reason) }
 }

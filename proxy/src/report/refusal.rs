@@ -1,8 +1,9 @@
-//! Refusals that explain themselves (P18): one type for every step, and a response body as text or as JSON.
+//! Refusals that explain themselves (P18): one type for every step, and a response body as text or as JSON. The body is
+//! for the sandbox: it names rule and policy, but no file of the gateway.
 
 use std::time::Duration;
 
-use audit::OpenRecord;
+use audit::{AttemptedText, DecisionDetails, OpenRecord};
 use rules::decision::RuleRef;
 use rules::{Denial, Permit, Reason, RuleSet};
 use serde_json::json;
@@ -43,11 +44,7 @@ impl From<dns_filter::ResolveError> for Refusal {
 
 impl From<audit::LogDown> for Refusal {
     fn from(down: audit::LogDown) -> Self {
-        let refusal = Refusal::from(down.reason());
-        match down.reason() == Reason::LogUnwritable {
-            true => refusal, // the sandbox need not know what is wrong with the disk
-            false => refusal.with_detail(down),
-        }
+        Refusal::from(down.reason()).with_detail(down)
     }
 }
 
@@ -58,23 +55,31 @@ impl Refusal {
         Refusal { rule, ..self }
     }
 
+    /// The detail as the sandbox may read it: none where it is about the gateway.
+    fn client_detail(&self) -> Option<&str> {
+        self.detail.as_deref().filter(|_| !concerns_operator(self.reason))
+    }
+
     /// Adds detail to the reason.
     pub(crate) fn with_detail(self, detail: impl ToString) -> Self {
         Refusal { detail: Some(detail.to_string()), ..self }
     }
 }
 
-/// Refuses an attempt: counts it, writes its record, and returns the response for the client.
+/// Refuses an attempt: counts it, writes its record, and returns the response for the client. `attempted` is what the
+/// client wrote, if the facts of the record do not say it.
 pub(crate) async fn refuse(
     record: OpenRecord,
     refusal: &Refusal,
     rules: &RuleSet,
     audience: BodyAudience,
+    attempted: Option<AttemptedText>,
 ) -> RefusalResponse {
     metrics::count_decision(refusal.reason.code(), "refused");
     tracing::debug!(reason = %refusal.reason, detail = refusal.detail, "attempt refused");
     let id = record.id();
-    let recorded = record.record_refusal(record::refusal_record(refusal, rules)).await;
+    let details = DecisionDetails { attempted, ..record::refusal_record(refusal, rules) };
+    let recorded = record.record_refusal(details).await;
     if recorded.is_err() {
         tracing::debug!(reason = %refusal.reason, "cannot record a refusal"); // the log itself warns, once
     }
@@ -117,6 +122,13 @@ pub(crate) fn http_status(reason: Reason) -> u16 {
         Reason::UpstreamTimeout => 504,
         _ => 403,
     }
+}
+
+/// Whether a response field could pass for one of a refusal of ours, which an origin server must not send. Some clients
+/// read `_` as `-`.
+pub(crate) fn is_refusal_field(name: &str) -> bool {
+    let mut bytes = name.bytes().map(|byte| if byte == b'_' { b'-' } else { byte.to_ascii_lowercase() });
+    b"sandbar-".iter().all(|expected| bytes.next() == Some(*expected))
 }
 
 /// The response to a refused request: a status, and a body as text or as JSON.
@@ -176,35 +188,59 @@ impl RefusalResponse {
     }
 }
 
+/// Whether only the operator can mend what causes a refusal. The sandbox then learns neither detail nor advice, which are
+/// about files, keys and addresses of the gateway; the record has both.
+fn concerns_operator(reason: Reason) -> bool {
+    matches!(
+        reason,
+        Reason::BudgetUnkept
+            | Reason::ChannelsDisagree
+            | Reason::CredentialUnavailable
+            | Reason::DnsAnswer
+            | Reason::LeafRefused
+            | Reason::LogQuota
+            | Reason::LogUnwritable
+            | Reason::OwnAddress
+            | Reason::PolicyInvalid
+            | Reason::ResolverUnreachable
+            | Reason::SandboxRevoked
+            | Reason::UnknownChannel
+            | Reason::UnknownSandbox
+    )
+}
+
+/// The next step as the sandbox can take it.
+fn client_step(reason: Reason) -> &'static str {
+    if concerns_operator(reason) { "Ask the operator, and name this record." } else { reason.next_step() }
+}
+
 fn text_body(refusal: &Refusal, rules: &RuleSet, record: &str) -> String {
-    let Refusal { reason, rule, detail } = refusal;
-    let rule = rule.as_ref().map_or_else(
-        || "no rule matched".to_owned(),
-        |rule| format!("{} in {} ({}:{})", rule.rule, rule.policy, rule.file, rule.line),
-    );
-    let detail = detail.as_ref().map(|detail| format!(" ({detail})")).unwrap_or_default();
+    let Refusal { reason, rule, .. } = refusal;
+    let rule = rule
+        .as_ref()
+        .map_or_else(|| "no rule matched".to_owned(), |rule| format!("{} in {}", rule.rule, rule.policy));
+    let detail = refusal.client_detail().map(|detail| format!(" ({detail})")).unwrap_or_default();
     format!(
         "Sandbar refused this: {reason}{detail}\n{}\n\nrule:       {rule}\ngeneration: {}\nrecord:     {record}\nnext:       {}\n",
         reason.meaning(),
         rules.generation(),
-        reason.next_step()
+        client_step(*reason)
     )
 }
 
 fn json_body(refusal: &Refusal, rules: &RuleSet, record: &str) -> String {
-    let Refusal { reason, rule, detail } = refusal;
-    let rule = rule.as_ref().map(|rule| {
-        json!({ "rule": &*rule.rule, "policy": rule.policy.as_str(), "file": &*rule.file, "line": rule.line })
-    });
+    let Refusal { reason, rule, .. } = refusal;
+    let rule = rule.as_ref();
+    let rule = rule.map(|rule| json!({ "rule": &*rule.rule, "policy": rule.policy.as_str() }));
     let body = json!({
         "error": {
             "reason": reason.code(),
             "meaning": reason.meaning(),
-            "detail": detail,
+            "detail": refusal.client_detail(),
             "rule": rule,
             "generation": rules.generation(),
             "record": record,
-            "next_step": reason.next_step(),
+            "next_step": client_step(*reason),
         }
     });
     format!("{body}\n")
@@ -222,4 +258,58 @@ pub(crate) fn tls_alert(reason: Reason) -> [u8; 7] {
         _ => ACCESS_DENIED,
     };
     [21, 3, 3, 0, 2, 2, code]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Words of the configuration and of the gateway's host, of which the sandbox can change nothing.
+    const OPERATORS_WORDS: [&str; 8] =
+        ["[[", "[dns]", "[identity]", "[log]", "disk", "directory", "the file", "sandbar status"];
+
+    #[test]
+    fn p18_the_next_step_of_a_client_is_one_it_can_take() {
+        // What a policy says is the developer's to change, and a quota names the command that shows its use.
+        let policy = ["[[allow]]", "[[memory]]", "sandbar status --sandbox"];
+        for reason in Reason::ALL {
+            if client_step(*reason).starts_with("Ask the operator") {
+                continue;
+            }
+            let step =
+                policy.iter().fold(client_step(*reason).to_owned(), |step, word| step.replace(word, ""));
+            let found: Vec<_> = OPERATORS_WORDS.iter().filter(|word| step.contains(**word)).collect();
+            assert!(found.is_empty(), "{reason}: {step:?} says {found:?}");
+        }
+    }
+
+    #[test]
+    fn p18_details_of_the_gateway_stay_in_the_record() {
+        let rules = rules::compile(&rules::LoadSources::default(), &[]).unwrap();
+        for (reason, shown) in [(Reason::BudgetSpent, true), (Reason::CredentialUnavailable, false)] {
+            let refusal = Refusal::from(reason).with_detail("the detail");
+            for audience in [BodyAudience::Person, BodyAudience::Machine] {
+                let response = RefusalResponse::new(&refusal, &rules, "id", audience);
+                assert_eq!(response.body.contains("the detail"), shown, "{}", response.body);
+            }
+            let recorded = record::refusal_record(&refusal, &rules).message.unwrap().to_display();
+            assert!(recorded.starts_with("the detail. "), "{recorded}");
+            assert!(recorded.ends_with(reason.next_step()), "{recorded}");
+        }
+    }
+
+    #[test]
+    fn fields_of_refusals_are_recognised() {
+        for (name, own) in [
+            ("sandbar-reason", true),
+            ("Sandbar-Record", true),
+            ("sandbar_generation", true),
+            ("sandbar-", true),
+            ("sandbar", false),
+            ("x-sandbar-reason", false),
+            ("sandbarred", false),
+        ] {
+            assert_eq!(is_refusal_field(name), own, "{name}");
+        }
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::url_path::PathPattern;
+use crate::url_path::{ENCODED_SLASH, PathPattern};
 
 /// The segment that represents all segments no pattern names.
 const ANY_SEGMENT: &str = "any";
@@ -61,7 +61,44 @@ pub(super) fn sample_paths(patterns: &[&PathPattern], denied: &[&PathPattern]) -
         .zip(&closest)
         .map(|(path, label)| SamplePath { shown: shown(label, path), path: path.clone() })
         .collect();
+    for (pattern, path) in encoded_samples(patterns, denied) {
+        if found.iter().all(|sample| sample.path != path) {
+            let shown = PathLabel::Pattern(format!("{pattern} (such as {path})"));
+            found.push(SamplePath { path, shown });
+        }
+    }
     found.push(SamplePath { path: AMBIGUOUS_PATH.to_owned(), shown: PathLabel::Ambiguous });
+    found
+}
+
+/// Returns paths that a denied pattern matches only under the other reading of their encoded slashes: patterns that
+/// spell them, with names of a denied pattern in the place of stars.
+fn encoded_samples(patterns: &[&PathPattern], denied: &[&PathPattern]) -> Vec<(String, String)> {
+    let names = |pattern: &&PathPattern| -> Vec<String> {
+        let text = pattern.to_string().replace(ENCODED_SLASH, "/");
+        text.split('/').filter(|name| !name.is_empty() && !name.contains('*')).map(str::to_owned).collect()
+    };
+    let mut found = Vec::new();
+    let encoded = patterns.iter().map(ToString::to_string).filter(|text| text.contains(ENCODED_SLASH));
+    for pattern in encoded.collect::<BTreeSet<_>>() {
+        for names in denied.iter().map(names) {
+            for first in 0..names.len() {
+                let mut names = names.iter().skip(first).map(String::as_str);
+                let mut piece = |text: &str| match text {
+                    "*" => names.next().unwrap_or(ANY_SEGMENT).to_owned(),
+                    "**" => ANY_SEGMENT.to_owned(),
+                    text => text.to_owned(),
+                };
+                let mut segment = |text: &str| {
+                    text.split(ENCODED_SLASH).map(&mut piece).collect::<Vec<_>>().join(ENCODED_SLASH)
+                };
+                let path = pattern.split('/').map(&mut segment).collect::<Vec<_>>().join("/");
+                if found.len() < MAX_STATES {
+                    found.push((pattern.clone(), path));
+                }
+            }
+        }
+    }
     found
 }
 
@@ -99,7 +136,7 @@ impl PathSearch {
         let patterns: Vec<_> = texts.into_iter().map(|text| (text.clone(), parse_segments(&text))).collect();
         let literals = patterns.iter().flat_map(|(_, parts)| parts).filter_map(|part| match part {
             SearchSegment::Any | SearchSegment::One => None,
-            SearchSegment::Literal(text) => Some(text.clone()),
+            SearchSegment::Literal(text) => Some(text.replace("*", ANY_SEGMENT)),
         });
         let mut alphabet: BTreeSet<String> = literals.collect();
         let mut other = ANY_SEGMENT.to_owned();
@@ -139,9 +176,11 @@ impl PathSearch {
     fn step(&self, state: &SearchState, segment: &str) -> SearchState {
         let advance = |((_, parts), at): (&(String, Vec<SearchSegment>), &BTreeSet<usize>)| {
             let next = at.iter().filter_map(|at| match parts.get(*at)? {
-                SearchSegment::Any => Some(*at),
-                SearchSegment::Literal(text) => (text == segment).then_some(at + 1),
-                SearchSegment::One => (!segment.is_empty()).then_some(at + 1),
+                SearchSegment::Any => (!segment.contains(ENCODED_SLASH)).then_some(*at),
+                SearchSegment::Literal(text) => literal_matches(text, segment).then_some(at + 1),
+                SearchSegment::One => {
+                    (!segment.is_empty() && !segment.contains(ENCODED_SLASH)).then_some(at + 1)
+                }
             });
             closure(parts, next.collect())
         };
@@ -155,6 +194,14 @@ impl PathSearch {
             .map(|((text, _), _)| text.clone())
             .collect()
     }
+}
+
+/// Returns whether a segment of a pattern matches: literally, or piece by piece if it spells encoded slashes.
+fn literal_matches(text: &str, segment: &str) -> bool {
+    let pieces = || text.split(ENCODED_SLASH).zip(segment.split(ENCODED_SLASH));
+    let alike = text.split(ENCODED_SLASH).count() == segment.split(ENCODED_SLASH).count();
+    let encoded = text.contains(ENCODED_SLASH);
+    text == segment || (encoded && alike && pieces().all(|(own, found)| own == "*" || own == found))
 }
 
 /// Adds the positions reachable without consuming a segment: `**` may match nothing.
@@ -179,7 +226,7 @@ fn parse_segments(pattern: &str) -> Vec<SearchSegment> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::url_path::CanonicalPath;
+    use crate::url_path::RequestPath;
 
     fn paths(patterns: &[&str]) -> Vec<String> {
         let parsed: Vec<_> = patterns.iter().map(|text| PathPattern::parse(text).unwrap()).collect();
@@ -210,7 +257,7 @@ mod tests {
         let found = paths(&texts);
         for text in &texts {
             let pattern = PathPattern::parse(text).unwrap();
-            let tried = |path: &String| CanonicalPath::parse(path).is_ok_and(|path| pattern.matches(&path));
+            let tried = |path: &String| RequestPath::parse(path).is_ok_and(|path| pattern.matches(&path));
             assert!(found.iter().any(tried), "{text}");
         }
     }

@@ -147,9 +147,6 @@ fn decide_probe(side: DiffSide<'_>, probe: &PolicyProbe) -> Option<AllowedProbe>
     let Decision::Allow(permit) = probe.decide(side.0, side.1) else { return None };
     let mut terms = TermTexts::from([("addresses", dialable_addresses(side, &permit)?)]);
     terms.insert("budget", describe_budget(permit.rule_budgets()));
-    terms.insert("inspect", choose_text(permit.inspect(), "inspected", "not inspected"));
-    let receives = permit.may_receive_memory();
-    terms.insert("memory", choose_text(receives, "may receive memory", "may not receive memory"));
     match permit.treatment() {
         Treatment::Forward => {
             let name = permit.credential();

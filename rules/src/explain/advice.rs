@@ -2,7 +2,6 @@
 //! or would bypass the filter; the reason's next step then has to suffice.
 
 use crate::decide::check_filters;
-use std::sync::Arc;
 
 use crate::decision::{Decision, Denial, PolicyLayer, RuleRef};
 use crate::facts::{Facts, QueryType, UrlScheme};
@@ -11,7 +10,7 @@ use crate::load::problem::printable;
 use crate::load::{GRANTS_POLICY, LoadSources, SourceFile, compile};
 use crate::name::Host;
 use crate::pattern::{HostPattern, PatternReach, PatternWidth};
-use crate::policy::{IdentityMode, Policy, Rule, matching_rules};
+use crate::policy::{IdentityMode, Policy, Rule, RuleMatch, matching_rules};
 use crate::probe::{PolicyProbe, ProbeKind};
 use crate::reason::Reason;
 use crate::ruleset::RuleSet;
@@ -125,7 +124,7 @@ impl EditAdvisor<'_> {
     fn extend_methods(&self, rule: &Rule, reference: &RuleRef) -> Option<PolicyEdit> {
         let method = self.probe.method.clone().unwrap_or_else(crate::facts::HttpMethod::get);
         let path = self.probe.path.as_deref().unwrap_or("/");
-        let path = crate::url_path::CanonicalPath::parse(path).ok();
+        let path = crate::url_path::RequestPath::parse(path).ok();
         let passes = rule.paths().is_none_or(|paths| {
             paths.iter().any(|pattern| path.as_ref().is_some_and(|path| pattern.matches(path)))
         });
@@ -185,17 +184,15 @@ impl EditAdvisor<'_> {
         (!self.must_inspect() && self.would_allow(&lines)).then_some(PolicyEdit::Add(lines))
     }
 
-    /// Returns whether the probe is raw TCP where another rule needs requests, or where recalled memory could leave
-    /// uninspected: a rule for it would not load.
+    /// Returns whether the probe is raw TCP where another rule decides requests: a rule for it would not load.
     fn must_inspect(&self) -> bool {
         let policies = self.rules.own_policies_of(self.sandbox);
-        let has_memory = |policy: &Arc<Policy>| policy.rules.iter().any(|rule| rule.memory_terms().is_some());
         let mut matching = policies
             .iter()
             .flat_map(|policy| matching_rules(policy, &self.probe.host))
             .filter(|matched| matched.has_port(self.probe.port));
-        let inspected = policies.iter().any(has_memory) || matching.any(|other| other.rule.needs_requests());
-        self.probe.special == ProbeKind::Raw && inspected
+        let is_decided = |other: RuleMatch<'_>| !other.rule.is_deny() && !other.rule.is_raw();
+        self.probe.special == ProbeKind::Raw && matching.any(is_decided)
     }
 
     /// Returns whether adding `lines` to a policy of the sandbox would allow the probe.

@@ -80,12 +80,6 @@ pub(crate) struct AllowDocument {
     /// The name of a credential to inject; never its value.
     #[schemars(with = "Option<String>")]
     pub(crate) credential: Option<Spanned<String>>,
-    /// Whether the hosts may receive recalled memory.
-    #[schemars(with = "Option<ReceiveDocument>")]
-    pub(crate) memory: Option<Spanned<ReceiveDocument>>,
-    /// Whether to search request bodies for leaks; needs interception.
-    #[schemars(with = "Option<bool>")]
-    pub(crate) inspect: Option<Spanned<bool>>,
     /// Allowed DNS query types; default `A`, `AAAA` and `HTTPS`.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) dns_types: Option<Vec<Spanned<String>>>,
@@ -98,7 +92,7 @@ pub(crate) struct AllowDocument {
     #[serde(default)]
     pub(crate) dangerously_wide: bool,
     /// Budgets of this rule alone.
-    pub(crate) budget: Option<BudgetDocument>,
+    pub(crate) budget: Option<RuleBudgetDocument>,
 }
 
 /// `[[deny]]`: destinations to refuse, whatever allows them.
@@ -141,7 +135,7 @@ pub(crate) struct MemoryDocument {
     /// The only networks the host may resolve to.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) resolves_to: Option<Vec<Spanned<String>>>,
-    /// The protocol profile of the service: `astrocyte`, `hindsight`, `mem0`, `zep`, `graphiti`, `mcp` or one of the operator's own.
+    /// The built-in profile of the service's API: `astrocyte`.
     #[schemars(with = "String")]
     pub(crate) profile: Spanned<String>,
     /// Whether requests must carry a signed identity (`required`, the default) or take the identity of the channel they arrived on (`from-channel`).
@@ -189,12 +183,37 @@ pub(crate) struct BudgetDocument {
     pub(crate) upload_bytes_per_hour: Option<u64>,
 }
 
+/// Usage limits of one rule; if several apply, the smallest counts. Zero allows nothing.
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RuleBudgetDocument {
+    /// Concurrent connections.
+    pub(crate) connections: Option<u64>,
+    /// Bits that may leave in DNS names, in any hour.
+    pub(crate) dns_bits_per_hour: Option<u64>,
+    /// Bytes of responses, and of tunnels towards the sandbox, in any day.
+    pub(crate) download_bytes_per_day: Option<u64>,
+    /// Bytes of responses, and of tunnels towards the sandbox, in any hour.
+    pub(crate) download_bytes_per_hour: Option<u64>,
+    /// Requests and tunnels, in any day.
+    pub(crate) requests_per_day: Option<u64>,
+    /// Requests and tunnels, in any hour.
+    pub(crate) requests_per_hour: Option<u64>,
+    /// Requests and tunnels, in any minute.
+    pub(crate) requests_per_minute: Option<u64>,
+    /// Bytes of requests including their heads, and of tunnels from the sandbox, in any day.
+    pub(crate) upload_bytes_per_day: Option<u64>,
+    /// Bytes of requests including their heads, and of tunnels from the sandbox, in any hour.
+    pub(crate) upload_bytes_per_hour: Option<u64>,
+}
+
 /// `[[test]]`: an attempt with its expected decision; `check`, `test` and every reload run it.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TestDocument {
     /// The name of the test.
     pub(crate) name: Option<String>,
+    /// The expected decision.
     #[schemars(with = "ExpectDocument")]
     pub(crate) expect: Spanned<ExpectDocument>,
     /// A URL, or a host with its port if not 443.
@@ -248,12 +267,6 @@ pub(crate) enum AccessDocument {
 pub(crate) enum EchDocument {
     Refuse,
     Tolerate,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum ReceiveDocument {
-    MayReceive,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
@@ -473,8 +486,10 @@ pub(crate) struct ZoneDocument {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HostDocument {
+    /// The exact name.
     #[schemars(with = "String")]
     pub(crate) name: Spanned<String>,
+    /// Its addresses.
     #[schemars(with = "Vec<String>")]
     pub(crate) addresses: Vec<Spanned<String>>,
 }
@@ -492,6 +507,7 @@ pub(crate) enum DenialDocument {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListenerDocument {
+    /// The protocol of the listener, or how it learns the original destination.
     #[schemars(with = "ModeDocument")]
     pub(crate) mode: Spanned<ModeDocument>,
     /// `address:port`; for `explicit` also `unix:PATH`; `inherited:NAME` for a socket passed by systemd.
@@ -620,12 +636,16 @@ pub(crate) enum ServiceModeDocument {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SandboxDocument {
+    /// The sandbox's id, which records carry.
     #[schemars(with = "String")]
     pub(crate) id: Spanned<String>,
+    /// Its owner; identity tokens must name the same.
     #[schemars(with = "Option<String>")]
     pub(crate) tenant: Option<Spanned<String>>,
+    /// Its environment, such as `staging`; identity tokens and memory banks must name the same.
     #[schemars(with = "Option<String>")]
     pub(crate) environment: Option<Spanned<String>>,
+    /// The kind of agent that runs in it, for the `principal` of a memory service.
     #[schemars(with = "Option<String>")]
     pub(crate) agent_card: Option<Spanned<String>>,
     /// How many times a sandbox with this id was created; Sandbar refuses identity tokens of earlier generations.

@@ -121,7 +121,10 @@ impl PolicyBuilder<'_> {
     fn parse_method(&mut self, entry: &Spanned<String>) -> Option<HttpMethod> {
         let text = entry.get_ref();
         match HttpMethod::parse(text) {
-            Ok(method) if method.is_forwardable() => Some(method),
+            Ok(method) if method.is_forwardable() => {
+                self.warn_of_method(entry);
+                Some(method)
+            }
             Ok(_) => self.reject(entry.span(), ProblemKind::MethodNeverForwarded(text.clone())),
             Err(_) => {
                 let help = format!("did you mean `{}`?", text.to_uppercase());

@@ -10,7 +10,7 @@ use crate::budget::Budgets;
 use crate::facts::QueryType;
 use crate::host_set::HostSet;
 use crate::ids::{PolicyName, SandboxId};
-use crate::policy::{AllowTerms, MAX_RULES, Policy, PortSet, Rule, RuleAction};
+use crate::policy::{AllowTerms, MAX_RULES, Policy, PortSet, Rule, RuleAction, open_ports};
 
 /// Compiles the grants of one sandbox; returns `None` if it has none.
 pub(super) fn compile_grants(
@@ -44,6 +44,7 @@ pub(super) fn compile_grants(
         name,
         file: GRANTS_POLICY.into(),
         digest,
+        open_ports: open_ports(&rules, &hosts),
         rules,
         hosts,
         addresses,

@@ -4,14 +4,18 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use ipnet::IpNet;
+
 use super::problem::{ProblemKind, Problems, SourceText};
 use crate::configuration::{IdentitySettings, MemoryService};
 use crate::host_set::PatternHit;
 use crate::ids::{BankPattern, CredentialName, PolicyName, SandboxId};
-use crate::name::DomainName;
+use crate::name::{DomainName, Host};
 use crate::network::is_forbidden;
 use crate::pattern::{DomainPattern, HostPattern, PatternReach, PatternWidth};
-use crate::policy::{IdentityMode, MemoryTerms, Policy, PortSet, Rule};
+use crate::policy::{
+    IdentityMode, MatchedEntry, MemoryTerms, Policy, PortSet, Rule, RuleMatch, matching_rules,
+};
 use crate::ruleset::{BaseLayer, SandboxLayers, Tier};
 use crate::sandbox::Sandbox;
 use crate::special_names;
@@ -54,7 +58,8 @@ pub(crate) fn lint_policy(policy: &Arc<Policy>, problems: &mut Problems) {
         report_rule(rule, effect, problems);
     }
     check_ties(std::slice::from_ref(policy), problems);
-    check_opaque_rules(std::slice::from_ref(policy), "this policy", problems);
+    check_raw_overlaps(std::slice::from_ref(policy), problems);
+    warn_of_idle_filters(policy, policy, problems);
 }
 
 /// Whether a rule has any effect, and if not, why.
@@ -214,6 +219,59 @@ fn is_tie((hit, rule): (&PatternHit<'_>, &Rule), (rival, other): (&PatternHit<'_
         && share_path(rule, other)
 }
 
+/// Reports rules of `policy` whose methods and paths restrict nothing, because a rule of `other` covers their host on the
+/// same terms and allows more: of several rules that name a host, one that allows a request is enough.
+fn warn_of_idle_filters(policy: &Arc<Policy>, other: &Arc<Policy>, problems: &mut Problems) {
+    let mut compared = vec![0; policy.rules.len()];
+    for hit in policy.hosts.iter() {
+        let (Some(rule), Some(count)) = (policy.rule_at(hit.rule), compared.get_mut(usize::from(hit.rule)))
+        else {
+            continue;
+        };
+        if rule.is_deny() || !rule.filters_requests() || *count >= MAX_COMPARED {
+            continue;
+        }
+        *count += 1;
+        let wider = covering_entries(other, &hit).into_iter().find(|(above, wide)| {
+            !std::ptr::eq(*wide, rule)
+                && rule.allow_terms().is_some()
+                && wide.allow_terms() == rule.allow_terms()
+                && ports_within((&hit, rule), (above, wide))
+                && allows_more(wide, rule)
+        });
+        let Some((above, wide)) = wider else { continue };
+        *count = MAX_COMPARED; // one warning for each rule
+        let (file, line) = other.pattern_location(wide, &above);
+        let why = format!(
+            "the methods and paths of rule `{}` do not restrict `{}`: rule `{}` ({file}:{line}) allows more by `{}`",
+            rule.name,
+            hit.pattern(),
+            wide.name,
+            above.pattern()
+        );
+        problems.warning(rule.at.clone(), ProblemKind::Pointless(why));
+    }
+}
+
+/// Returns whether `wide` allows every request that `narrow` allows, and others.
+fn allows_more(wide: &Rule, narrow: &Rule) -> bool {
+    let all_paths =
+        |rule: &Rule| rule.paths().is_none_or(|paths| paths.iter().any(|path| path.is_everything()));
+    let methods = match (wide.methods(), narrow.methods()) {
+        (None, _) => true,
+        (Some(_), None) => false,
+        (Some(wide), Some(narrow)) => narrow.iter().all(|method| wide.contains(method)),
+    };
+    let paths = all_paths(wide) || wide.paths == narrow.paths;
+    let same_methods = match (wide.methods(), narrow.methods()) {
+        (Some(wide), Some(narrow)) => wide.iter().all(|method| narrow.contains(method)),
+        (None, None) => true,
+        (None, Some(_)) | (Some(_), None) => false,
+    };
+    let same_paths = wide.paths == narrow.paths || (all_paths(wide) && all_paths(narrow));
+    methods && paths && !(same_methods && same_paths)
+}
+
 fn share_method(rule: &Rule, other: &Rule) -> bool {
     match (rule.methods(), other.methods()) {
         (Some(own), Some(others)) => own.iter().any(|method| others.contains(method)),
@@ -231,16 +289,41 @@ fn share_path(rule: &Rule, other: &Rule) -> bool {
     alike || (whole(rule) && whole(other))
 }
 
-/// Reports tunnels and raw TCP beside memory: Sandbar cannot search their bytes for recalled memory.
-fn check_opaque_rules(policies: &[Arc<Policy>], owner: &str, problems: &mut Problems) {
-    let rules = || policies.iter().flat_map(|policy| &policy.rules);
-    if !rules().any(|rule| rule.memory_terms().is_some()) {
-        return;
+/// Reports hosts and ports that a layer opens both to raw TCP and to requests or tunnels: raw TCP comes first, so the
+/// other rule's filters, budgets and records would never apply.
+fn check_raw_overlaps(policies: &[Arc<Policy>], problems: &mut Problems) {
+    for policy in policies.iter().filter(|policy| policy.rules.iter().any(Rule::is_raw)) {
+        for (hit, rule) in policy.hosts().filter(|(_, rule)| rule.is_raw()) {
+            let Ok(name) = DomainName::parse(hit.base) else { continue };
+            let host = Host::Name(name);
+            let others = policies.iter().flat_map(|policy| matching_rules(policy, &host));
+            report_raw_overlap(rule, &hit.pattern(), others, problems);
+        }
+        for (net, rule) in policy.addresses().filter(|(_, rule)| rule.is_raw()) {
+            let touches = |other: &IpNet| other.contains(&net) || net.contains(other);
+            let others = policies.iter().flat_map(|policy| {
+                let entries = policy.addresses().filter(|(other, _)| touches(other));
+                entries.map(move |(other, rule)| RuleMatch { policy, rule, by: MatchedEntry::Address(other) })
+            });
+            report_raw_overlap(rule, &net.to_string(), others, problems);
+        }
     }
-    let receives = |rule: &Rule| rule.allow_terms().is_some_and(|terms| terms.may_receive_memory);
-    for rule in rules().filter(|rule| rule.is_opaque() && !receives(rule)) {
-        let fault = ProblemKind::OpaqueBesideMemory { owner: owner.to_owned(), rule: rule.name.to_string() };
-        problems.error(rule.at.clone(), fault);
+}
+
+/// Reports the first of `others` that opens a port of the raw rule to anything but raw TCP.
+fn report_raw_overlap<'p>(
+    raw: &Rule,
+    host: &str,
+    others: impl Iterator<Item = RuleMatch<'p>>,
+    problems: &mut Problems,
+) {
+    let ports = raw.ports().unwrap_or(&[]);
+    let mut others = others.filter(|other| !other.rule.is_deny() && !other.rule.is_raw());
+    let found = others.find_map(|other| Some((other, *ports.iter().find(|port| other.has_port(**port))?)));
+    if let Some((other, port)) = found {
+        let (raw_name, other) = (raw.name.to_string(), other.rule.name.to_string());
+        let fault = ProblemKind::RawOverlap { raw: raw_name, other, host: host.to_owned(), port };
+        problems.error(raw.at.clone(), fault);
     }
 }
 
@@ -254,7 +337,12 @@ pub(crate) fn lint_sandbox(
     let owner = format!("sandbox `{}`", sandbox.id);
     if layers.sandbox.len() > 1 {
         check_ties(&layers.sandbox, problems);
-        check_opaque_rules(&layers.sandbox, &owner, problems);
+        check_raw_overlaps(&layers.sandbox, problems);
+        for policy in &layers.sandbox {
+            for other in layers.sandbox.iter().filter(|other| !Arc::ptr_eq(policy, other)) {
+                warn_of_idle_filters(policy, other, problems);
+            }
+        }
     }
     for rule in
         layers.base_policies().iter().flat_map(|base| &base.rules).filter(|rule| rule.credential().is_some())

@@ -69,7 +69,7 @@ struct ServiceReader<'a, 'b> {
 
 impl ServiceReader<'_, '_> {
     fn read_service(&mut self, document: &MemoryServiceDocument, known: &[&str]) -> Option<MemoryService> {
-        let authority = RequestAuthority::parse(document.host.get_ref()).ok();
+        let authority = RequestAuthority::parse_written(document.host.get_ref()).ok();
         let named = authority.filter(|authority| authority.host.name().is_some());
         if named.is_none() {
             let why = "a memory service must be one exact host name, with its port if not 443";

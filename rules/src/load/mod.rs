@@ -14,6 +14,7 @@ pub mod problem;
 mod read;
 mod sandboxes;
 mod schema;
+mod suspicion;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

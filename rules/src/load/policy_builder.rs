@@ -8,11 +8,12 @@ use toml::Spanned;
 
 use super::document::{
     AllowDocument, BudgetDocument, CnameDocument, DenyDocument, EchDocument, IdentityModeDocument,
-    MemoryDocument, PolicyDocument, TlsDocument,
+    MemoryDocument, PolicyDocument, RuleBudgetDocument, TlsDocument,
 };
 use super::entry::DEFAULT_PORT;
 use super::list::PatternTerms;
 use super::problem::{ProblemKind, Problems, SourceText, looks_like_secret, nearest};
+use super::suspicion::HostNetwork;
 use super::{GRANTS_POLICY, LoadSources, list_path};
 use crate::budget::{BudgetKind, Budgets};
 use crate::host_set::HostSet;
@@ -20,13 +21,11 @@ use crate::ids::{CredentialName, Environment, PolicyName, ProfileName};
 use crate::pattern::PatternWidth;
 use crate::policy::{
     AddressEntry, AllowTerms, IdentityMode, MAX_RULES, MemoryTerms, Policy, PolicyDigest, PortSet, Rule,
-    RuleAction, TlsMode,
+    RuleAction, TlsMode, open_ports,
 };
 use crate::policy_test::PolicyTest;
 use crate::ruleset::Tier;
 
-/// The built-in profiles.
-const KNOWN_PROFILES: [&str; 6] = ["astrocyte", "graphiti", "hindsight", "mcp", "mem0", "zep"];
 /// Longest rule name, in bytes.
 const MAX_RULE_NAME: usize = 100;
 
@@ -72,6 +71,7 @@ impl<'a> PolicyBuilder<'a> {
         let trials = document.test.iter().filter_map(|test| self.parse_test(test)).collect();
         self.hosts.shrink();
         Some(Policy {
+            open_ports: open_ports(&self.rules, &self.hosts),
             name,
             file: self.source.file.clone(),
             digest,
@@ -95,6 +95,10 @@ impl<'a> PolicyBuilder<'a> {
         let document = spanned.get_ref();
         let Some(at) = self.begin_rule(&document.name) else { return };
         self.check_allow(document);
+        let network = HostNetwork::of(document.resolves_to.as_deref());
+        self.warn_of_hosts(document.hosts.as_deref().unwrap_or(&[]), network);
+        self.warn_of_metadata(document.addresses.as_deref());
+        self.warn_of_metadata(document.resolves_to.as_deref());
         let ports = self.parse_ports(document);
         let terms = self.allow_terms(document);
         let methods = self.parse_access(document);
@@ -130,6 +134,7 @@ impl<'a> PolicyBuilder<'a> {
                 ProblemKind::Missing("a deny rule needs `hosts`, `hosts_file` or `addresses`"),
             );
         }
+        self.warn_of_hosts(document.hosts.as_deref().unwrap_or(&[]), HostNetwork::Public);
         let ports = document.ports.as_deref().map(|ports| self.check_ports(ports));
         let rule = Rule {
             name: name.get_ref().as_str().into(),
@@ -155,7 +160,12 @@ impl<'a> PolicyBuilder<'a> {
     fn add_memory(&mut self, spanned: &Spanned<MemoryDocument>) {
         let document = spanned.get_ref();
         let Some(at) = self.begin_rule(&document.name) else { return };
-        let profile = self.parse_id("profile", &document.profile, ProfileName::parse);
+        self.warn_of_hosts(
+            std::slice::from_ref(&document.host),
+            HostNetwork::of(document.resolves_to.as_deref()),
+        );
+        self.warn_of_metadata(document.resolves_to.as_deref());
+        let profile = self.parse_profile(&document.profile);
         let environment = document.environment.as_ref();
         let environment = environment.and_then(|text| self.parse_id("environment", text, Environment::parse));
         let resolves_to = self.parse_networks(document.resolves_to.as_deref(), PatternWidth::Narrow);
@@ -170,13 +180,6 @@ impl<'a> PolicyBuilder<'a> {
         }
         let Some(profile) = profile else { return };
         let host = self.parse_host(&document.host, PatternWidth::Narrow);
-        if !KNOWN_PROFILES.contains(&profile.as_str()) {
-            let near = nearest(profile.as_str(), KNOWN_PROFILES)
-                .map(|near| format!("; did you mean `{near}`?"))
-                .unwrap_or_default();
-            let why = format!("profile `{profile}` is not built in, so the operator must provide it{near}");
-            self.problems.warning(self.source.location(document.profile.span()), ProblemKind::Pointless(why));
-        }
         let identity = match document.identity {
             Some(IdentityModeDocument::FromChannel) => IdentityMode::FromChannel,
             Some(IdentityModeDocument::Required) | None => IdentityMode::Required,
@@ -202,6 +205,20 @@ impl<'a> PolicyBuilder<'a> {
             self.insert_host(&pattern, at, document.host.span());
         }
         self.rules.push(rule);
+    }
+
+    fn parse_profile(&mut self, entry: &Spanned<String>) -> Option<ProfileName> {
+        let name = self.parse_id("profile", entry, ProfileName::parse)?;
+        if ProfileName::BUILT_IN.contains(&name.as_str()) {
+            return Some(name);
+        }
+        let help = match nearest(name.as_str(), ProfileName::BUILT_IN) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!("built-in profiles: {}", ProfileName::BUILT_IN.join(", ")),
+        };
+        let fault = ProblemKind::Unknown { what: "profile", name: name.to_string() };
+        self.problems.error_with_help(self.source.location(entry.span()), fault, help);
+        None
     }
 
     fn list_file(&self, entry: Option<&Spanned<String>>) -> Option<Arc<str>> {
@@ -255,7 +272,7 @@ impl<'a> PolicyBuilder<'a> {
         if tunnels && needs {
             self.report_never_acts(
                 &document.name,
-                "it tunnels TLS, and `methods`, `access`, `paths`, `credential` and `inspect` need interception",
+                "it tunnels TLS, and `methods`, `access`, `paths` and `credential` need interception",
             );
         }
         if document.ech.is_some() && self.tls_mode(document) == TlsMode::Intercept {
@@ -321,7 +338,7 @@ impl<'a> PolicyBuilder<'a> {
     }
 
     fn allow_terms(&mut self, document: &AllowDocument) -> AllowTerms {
-        let mut budgets = document.budget.map_or_else(Budgets::default, budgets_from_document);
+        let mut budgets = document.budget.map_or_else(Budgets::default, rule_budgets_from_document);
         let bits = Budgets::default().with(BudgetKind::DnsBitsPerHour, document.dns_bits_per_hour);
         budgets = budgets.min(bits);
         let credential = document.credential.as_ref();
@@ -331,8 +348,6 @@ impl<'a> PolicyBuilder<'a> {
             tls: self.tls_mode(document),
             tolerate_ech: document.ech.as_ref().is_some_and(|ech| *ech.get_ref() == EchDocument::Tolerate),
             credential: credential.and_then(|name| self.parse_credential(name)),
-            may_receive_memory: document.memory.is_some(),
-            inspect: is_inspected(document),
             strict_cname: document
                 .cname
                 .as_ref()
@@ -412,15 +427,27 @@ pub(crate) fn budgets_from_document(document: BudgetDocument) -> Budgets {
     .fold(Budgets::default(), |budgets, (budget, limit)| budgets.with(budget, limit))
 }
 
+/// A rule has no lifetime: only a sandbox ends.
+fn rule_budgets_from_document(document: RuleBudgetDocument) -> Budgets {
+    budgets_from_document(BudgetDocument {
+        connections: document.connections,
+        dns_bits_per_hour: document.dns_bits_per_hour,
+        download_bytes_per_day: document.download_bytes_per_day,
+        download_bytes_per_hour: document.download_bytes_per_hour,
+        lifetime_seconds: None,
+        requests_per_day: document.requests_per_day,
+        requests_per_hour: document.requests_per_hour,
+        requests_per_minute: document.requests_per_minute,
+        upload_bytes_per_day: document.upload_bytes_per_day,
+        upload_bytes_per_hour: document.upload_bytes_per_hour,
+    })
+}
+
 fn width_from_document(document: &AllowDocument) -> PatternWidth {
     if document.dangerously_wide { PatternWidth::DangerouslyWide } else { PatternWidth::Narrow }
 }
 
 fn needs_requests(document: &AllowDocument) -> bool {
     let filters = document.methods.is_some() || document.access.is_some() || document.paths.is_some();
-    filters || document.credential.is_some() || is_inspected(document)
-}
-
-fn is_inspected(document: &AllowDocument) -> bool {
-    document.inspect.as_ref().is_some_and(|inspect| *inspect.get_ref())
+    filters || document.credential.is_some()
 }

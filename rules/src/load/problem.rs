@@ -79,13 +79,13 @@ pub enum ProblemKind {
     #[error("{0}")]
     Pointless(String),
     #[error(
-        "{owner} uses memory, and rule `{rule}` passes uninspected bytes to a host that may not receive it; intercept TLS, or set `memory = \"may-receive\"`"
-    )]
-    OpaqueBesideMemory { owner: String, rule: String },
-    #[error(
         "{other} (line {line}) listens on the same address: a process that reaches both ports chooses which sandbox it is"
     )]
     SharedAddress { other: String, line: u32 },
+    #[error(
+        "rule `{raw}` lets raw TCP pass to `{host}` on port {port}, where rule `{other}` decides requests: remove the port from one of them"
+    )]
+    RawOverlap { raw: String, other: String, host: String, port: u16 },
     #[error("`{entry}` is not a path pattern: {source}")]
     Path { entry: String, source: PathPatternError },
     #[error("{0} is not a port; use 1 to 65535")]

@@ -56,6 +56,15 @@ fn report(source: &SourceText<'_>, problems: &mut Problems, error: &Error) {
 /// Values that policies used before, with the value that replaced each.
 const RENAMED_VALUES: [(&str, &str); 1] = [("from-path", "from-channel")];
 
+/// Keys that earlier versions took although no code enforced them, or where none did: the key, another key of the
+/// same table, and a hint.
+const UNENFORCED_KEYS: [(&str, &str, &str); 4] = [
+    ("inspect", "hosts", "request bodies are not searched yet; remove it"),
+    ("inspected_body_bytes", "memory_body_bytes", "request bodies are not searched yet; remove it"),
+    ("lifetime_seconds", "requests_per_hour", "a rule has no lifetime; set it in the policy's `[budget]`"),
+    ("memory", "hosts", "recalled memory is not followed yet; remove it"),
+];
+
 /// Rewords serde's message and suggests the known key or value nearest to a misspelt one.
 fn explain_error(message: &str) -> (ProblemKind, Option<String>) {
     let words: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
@@ -78,7 +87,11 @@ fn explain_error(message: &str) -> (ProblemKind, Option<String>) {
 }
 
 fn suggest_key(found: &str, known: &[&str]) -> String {
-    suggest_nearest(found, known).unwrap_or_else(|| format!("known keys: {}", known.join(", ")))
+    let unenforced = UNENFORCED_KEYS.iter().find(|(key, beside, _)| *key == found && known.contains(beside));
+    match unenforced {
+        Some((_, _, hint)) => (*hint).to_owned(),
+        None => suggest_nearest(found, known).unwrap_or_else(|| format!("known keys: {}", known.join(", "))),
+    }
 }
 
 fn suggest_value(found: &str, known: &[&str]) -> Option<String> {
@@ -206,13 +219,32 @@ hosts = ["z.com", 7]
 
     #[test]
     fn renamed_values_are_refused_with_their_new_name() {
-        let text = "name = \"p\"\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mcp\"\n\
+        let text = "name = \"p\"\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"astrocyte\"\n\
                     identity = \"from-path\"\n[[allow]]\nname = \"a\"\ntls = \"from-path\"\n";
         assert_eq!(
             faults(text),
             [
                 "6:12 `from-path` is not one of `from-channel`, `required` [it is now called `from-channel`]",
                 "9:7 `from-path` is not one of `intercept`, `tunnel` []",
+            ]
+        );
+    }
+
+    #[test]
+    fn keys_that_nothing_enforces_are_refused_with_a_hint() {
+        let text = "name = \"p\"\n[[allow]]\nname = \"a\"\ninspect = true\nmemory = \"may-receive\"\n\
+                    budget = { lifetime_seconds = 1 }\n[[deny]]\nhosts = [\"x.example\"]\nmemory = 1\n[budget]\n\
+                    lifetime_seconds = 1\ninspect = 1\n";
+        assert_eq!(
+            faults(text),
+            [
+                "4:1 unknown key `inspect` [request bodies are not searched yet; remove it]",
+                "5:1 unknown key `memory` [recalled memory is not followed yet; remove it]",
+                "6:12 unknown key `lifetime_seconds` [a rule has no lifetime; set it in the policy's `[budget]`]",
+                "9:1 unknown key `memory` [recalled memory is not followed yet; remove it]",
+                "12:1 unknown key `inspect` [known keys: connections, dns_bits_per_hour, download_bytes_per_day, \
+                 download_bytes_per_hour, lifetime_seconds, requests_per_day, requests_per_hour, \
+                 requests_per_minute, upload_bytes_per_day, upload_bytes_per_hour]",
             ]
         );
     }

@@ -79,6 +79,8 @@ fn rules() -> RuleSet {
     unwrap_rules(compile_lone(POLICY))
 }
 
+// proves: allow.hosts, allow.addresses, allow.ports, allow.methods, allow.paths, allow.dangerously_wide, deny.hosts,
+// proves: deny.methods, deny.paths
 #[test]
 fn p1_only_what_a_rule_names_passes() {
     assert_decisions(
@@ -372,6 +374,7 @@ fn raw_tcp_names_get_synthetic_addresses() {
     assert!(permit.lookup().synthetic);
 }
 
+// proves: allow.resolves_to
 #[test]
 fn p4_addresses_are_admitted_by_the_rule_that_decided() {
     let sources = rules::LoadSources {
@@ -418,6 +421,7 @@ fn p4_addresses_are_admitted_by_the_rule_that_decided() {
     }
 }
 
+// proves: deny.addresses, deny.ports
 #[test]
 fn p4_a_denied_address_is_denied_for_every_name() {
     let text = "name = \"p\"\n[[allow]]\nname = \"a\"\nhosts = [\"x.example\", \"x.example:8443\"]\n\
@@ -554,6 +558,43 @@ fn deny_rules_hold_for_every_spelling() {
             ("[64:ff9b::a9fe:a9fe]:443", Err(DeniedByRule)),
         ],
     );
+}
+
+#[test]
+fn an_encoded_slash_passes_only_where_an_allow_rule_spells_it_and_no_deny_could_mean_it() {
+    let policy = "name = \"p\"\n\
+        [[allow]]\nname = \"npm\"\nhosts = [\"npm.example\"]\npaths = [\"/*%2f*\", \"/-/**\"]\n\
+        [[deny]]\nname = \"scope\"\nhosts = [\"npm.example\"]\npaths = [\"/@evil/**\"]\n\
+        [[allow]]\nname = \"lab\"\nhosts = [\"lab.example\"]\nmethods = [\"GET\"]\npaths = [\"/projects/team%2F*/**\"]\n\
+        [[allow]]\nname = \"all\"\nhosts = [\"all.example\"]\n\
+        [[deny]]\nname = \"admin\"\nhosts = [\"all.example\"]\npaths = [\"/admin/**\"]\n\
+        [[allow]]\nname = \"free\"\nhosts = [\"free.example\"]\n";
+    let rules = unwrap_rules(compile_lone(policy));
+    for (text, expected) in [
+        ("https://npm.example/@babel%2fcore", Ok("npm")),
+        ("https://npm.example/@babel%2Fcore", Ok("npm")),
+        ("https://npm.example/@babel/core", Err(PathNotAllowed)),
+        ("https://npm.example/-/a%2fb", Err(AmbiguousPath)),
+        ("https://npm.example/@evil%2fx", Err(DeniedByRule)),
+        ("https://npm.example/@evil%2Fx", Err(DeniedByRule)),
+        ("https://npm.example/@babel%252fcore", Err(AmbiguousPath)),
+        ("https://npm.example/@babel%2f..%2f@evil", Err(AmbiguousPath)),
+        ("https://npm.example/..%2f@evil", Err(AmbiguousPath)),
+        ("https://npm.example/%2e%2e%2f@evil", Err(AmbiguousPath)),
+        ("https://npm.example/@babel%5ccore", Err(AmbiguousPath)),
+        ("https://npm.example/@babel%2fcore%2fx", Err(AmbiguousPath)),
+        ("https://npm.example/@babel%2fcore/x", Err(AmbiguousPath)),
+        ("https://lab.example/projects/team%2Ftool/issues", Ok("lab")),
+        ("https://lab.example/projects/other%2Ftool/issues", Err(AmbiguousPath)),
+        ("https://lab.example/projects/team%2F..%2Fother/issues", Err(AmbiguousPath)),
+        ("POST https://lab.example/projects/team%2Ftool/issues", Err(MethodNotAllowed)),
+        ("https://all.example/admin%2fx", Err(DeniedByRule)),
+        ("https://all.example/x%2f..%2fadmin", Err(AmbiguousPath)),
+        ("https://all.example/x%2fy", Err(AmbiguousPath)),
+        ("https://free.example/x%2fy", Ok("free")),
+    ] {
+        assert_eq!(decide_attempt(&rules, "p", text).as_deref(), expected.as_ref().copied(), "{text}");
+    }
 }
 
 #[test]

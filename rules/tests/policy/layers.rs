@@ -75,6 +75,7 @@ fn rules() -> rules::RuleSet {
     unwrap_rules(compile_configured(CONFIGURATION, &[POLICY, EXTRA, BASE]))
 }
 
+// proves: name, sandbox.id, sandbox.base, sandbox.policies
 #[test]
 fn p1_every_layer_must_allow_and_none_deny() {
     let rules = rules();
@@ -204,6 +205,7 @@ fn the_configuration_is_checked_like_a_policy() {
     }
 }
 
+// proves: listener.dangerously_share_address
 #[test]
 fn p2_a_process_does_not_choose_its_sandbox_by_port() {
     let listener = |bind: &str, whose: &str| {
@@ -348,20 +350,19 @@ fn a_base_bounds_how_things_pass() {
 #[test]
 fn terms_of_both_layers_count() {
     let tunnel = allow_rule("hosts = [\"x.example\"]\ntls = \"tunnel\"\nech = \"tolerate\"");
-    let plain = allow_rule(
-        "hosts = [\"x.example\"]\ninspect = true\ncname = \"strict\"\n[allow.budget]\nrequests_per_hour = 3",
-    );
+    let plain =
+        allow_rule("hosts = [\"x.example\"]\ncname = \"strict\"\n[allow.budget]\nrequests_per_hour = 3");
     let how = |base: &str, own: &str| {
         let rules = compile_layers(base, own);
         let decision =
             rules::probe::PolicyProbe::parse("x.example").unwrap().decide(&rules, &sandbox_ref(&rules, "a"));
         let rules::Decision::Allow(permit) = decision else { panic!("{decision:?}") };
         let budget = permit.rule_budgets().limit(rules::budget::BudgetKind::RequestsPerHour);
-        (permit.treatment().as_str(), permit.inspect(), permit.lookup().strict_cname, budget)
+        (permit.treatment().as_str(), permit.lookup().strict_cname, budget)
     };
-    assert_eq!(how(&tunnel, &tunnel), ("tunnel", false, false, None));
-    assert_eq!(how(&allow_rule("hosts = [\"x.example\"]"), &tunnel), ("intercept", false, false, None));
-    assert_eq!(how(&plain, &allow_rule("hosts = [\"x.example\"]")), ("intercept", true, true, Some(3)));
+    assert_eq!(how(&tunnel, &tunnel), ("tunnel", false, None));
+    assert_eq!(how(&allow_rule("hosts = [\"x.example\"]"), &tunnel), ("intercept", false, None));
+    assert_eq!(how(&plain, &allow_rule("hosts = [\"x.example\"]")), ("intercept", true, Some(3)));
 }
 
 #[test]
@@ -414,7 +415,7 @@ fn every_grant_has_its_own_rule() {
 
 #[test]
 fn a_rule_takes_precedence_over_a_more_specific_grant() {
-    let own = "name = \"p\"\n[[allow]]\nname = \"wild\"\nhosts = [\"*.x.example\"]\nmethods = [\"GET\"]\ninspect = true\n\
+    let own = "name = \"p\"\n[[allow]]\nname = \"wild\"\nhosts = [\"*.x.example\"]\nmethods = [\"GET\"]\n\
                [allow.budget]\nrequests_per_hour = 3";
     let sources = LoadSources { policies: vec![source_file("p.toml", own)], ..LoadSources::default() };
     let grant = Grant {
@@ -427,7 +428,7 @@ fn a_rule_takes_precedence_over_a_more_specific_grant() {
     };
     let rules = unwrap_rules(compile(&sources, &[grant]));
     for (text, rule) in [
-        ("GET https://a.x.example/", "wild"), // its budget and inspection still apply
+        ("GET https://a.x.example/", "wild"), // its budget still applies
         ("POST https://a.x.example/", "grant 1"),
         ("GET https://b.x.example/", "wild"),
     ] {

@@ -11,6 +11,7 @@ fn allow(body: &str) -> String {
     format!("name = \"p\"\n[[allow]]\nname = \"r\"\n{body}")
 }
 
+// proves: allow.dangerously_wide
 #[test]
 fn invalid_entries_are_reported() {
     for (body, part) in [
@@ -24,7 +25,7 @@ fn invalid_entries_are_reported() {
         ("hosts = [\"x.com\"]\nmethods = [\"TRACE\"]", "`TRACE` is never forwarded"),
         ("hosts = [\"x.com\"]\nmethods = [\"\"]", "`` is not a request method"),
         ("hosts = [\"x.com\"]\npaths = [\"v1\"]", "`v1` is not a path pattern: it does not begin with `/`"),
-        ("hosts = [\"x.com\"]\npaths = [\"/a%2fb\"]", "`/a%2fb` is not a path pattern"),
+        ("hosts = [\"x.com\"]\npaths = [\"/a%252fb\"]", "`/a%252fb` is not a path pattern"),
         ("hosts = [\"x.com\"]\npaths = [\"/a?b=1\"]", "does not match the query"),
         ("hosts = [\"x.com\"]\npaths = [\"\"]", "`` is not a path pattern"),
         ("hosts = [\"x.com\"]\nports = [0]", "0 is not a port"),
@@ -46,7 +47,9 @@ fn invalid_entries_are_reported() {
             "hosts = [\"x.com\"]\ntls = \"tunnel\"\ncredential = \"k\"",
             "rule `r` has no effect: it tunnels TLS",
         ),
-        ("hosts = [\"x.com\"]\ntls = \"tunnel\"\ninspect = true", "rule `r` has no effect: it tunnels TLS"),
+        ("hosts = [\"x.com\"]\ninspect = true", "unknown key `inspect`"),
+        ("hosts = [\"x.com\"]\nmemory = \"may-receive\"", "unknown key `memory`"),
+        ("hosts = [\"x.com\"]\nbudget = { lifetime_seconds = 9 }", "unknown key `lifetime_seconds`"),
         ("hosts = [\"x.com\"]\nech = \"tolerate\"", "`ech` applies to tunnels only"),
         ("hosts = [\"x.com\"]\ncredential = \"k\"\nports = [80]", "never sent in the clear"),
         ("hosts = [\"x.com:80\"]\ncredential = \"k\"", "never sent in the clear"),
@@ -73,11 +76,11 @@ fn invalid_entries_are_reported() {
             "rule `deny .x.com` needs",
         ),
         (
-            "hosts = [\"t.example\"]\ntls = \"tunnel\"\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mcp\"\nrecall = [\"s:a\"]",
-            "this policy uses memory",
+            "hosts = [\"x.com\"]\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mem0\"\nrecall = [\"s:a\"]",
+            "unknown profile `mem0`",
         ),
         (
-            "hosts = [\"x.com\"]\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mcp\"\nrecall = [\"s:a\"]\n[[memory]]\nname = \"n\"\nhost = \"m.example\"\nprofile = \"mem0\"\nrecall = [\"s:a\"]",
+            "hosts = [\"x.com\"]\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"astrocyte\"\nrecall = [\"s:a\"]\n[[memory]]\nname = \"n\"\nhost = \"m.example\"\nprofile = \"astrocyte\"\nrecall = [\"s:a\"]",
             "rule `n` has no effect",
         ),
         (
@@ -152,11 +155,11 @@ fn invalid_entries_are_reported() {
             "rules `r` and `s` tie for `x.com` but inject different credentials",
         ),
         (
-            "hosts = [\"m.example\"]\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mcp\"\nrecall = [\"s:a\"]",
+            "hosts = [\"m.example\"]\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"astrocyte\"\nrecall = [\"s:a\"]",
             "`m.example` is the memory service of rule `m`",
         ),
         (
-            "hosts = [\"x.com\"]\n[[memory]]\nname = \"m\"\nhost = \"*.m.example\"\nprofile = \"mcp\"\nrecall = [\"s:a\"]",
+            "hosts = [\"x.com\"]\n[[memory]]\nname = \"m\"\nhost = \"*.m.example\"\nprofile = \"astrocyte\"\nrecall = [\"s:a\"]",
             "one exact host",
         ),
         ("hosts = [\"x.com\"]\n[[test]]\nexpect = \"deny\"\nhost = \"a b\"", "`a b` is not a host"),
@@ -257,6 +260,7 @@ fn reserved_names_are_refused() {
     }
 }
 
+// proves: allow.hosts_file
 #[test]
 fn lists_are_relative_to_the_policy() {
     let text = allow("hosts_file = \"lists/mirrors.txt\"");
@@ -302,6 +306,7 @@ fn the_digest_covers_content_and_not_paths() {
     assert_ne!(at("a.toml", "name = \"p\""), at("a.toml", "name = \"p\" "));
 }
 
+// proves: test.expect, test.host, test.method, test.dns, test.reason, test.rule
 #[test]
 fn tests_in_a_policy_are_run() {
     let text = allow(
@@ -317,9 +322,10 @@ fn tests_in_a_policy_are_run() {
     assert_eq!(passed, [true, true, false, false, false]);
 }
 
+// proves: test.bank, test.operation, test.environment
 #[test]
 fn memory_can_be_tested_without_a_sandbox() {
-    let text = "name = \"p\"\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mcp\"\nrecall = [\"staging:a\"]\n\
+    let text = "name = \"p\"\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"astrocyte\"\nrecall = [\"staging:a\"]\n\
         [[test]]\nexpect = \"allow\"\nhost = \"m.example\"\nbank = \"staging:a\"\noperation = \"recall\"\nenvironment = \"staging\"\n\
         [[test]]\nexpect = \"deny\"\nhost = \"m.example\"\nbank = \"staging:a\"\nenvironment = \"production\"\nreason = \"foreign_environment\"\n\
         [[test]]\nexpect = \"deny\"\nhost = \"m.example\"\nbank = \"staging:b\"\noperation = \"retain\"\nenvironment = \"staging\"\nreason = \"foreign_bank\"\n\
@@ -336,11 +342,18 @@ fn memory_can_be_tested_without_a_sandbox() {
 #[test]
 fn sensible_policies_cause_no_warning() {
     for body in [
+        "hosts = [\"t.example\"]\ntls = \"tunnel\"\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"astrocyte\"\nrecall = [\"s:a\"]",
         "hosts = [\"x.com\"]\n[[deny]]\nhosts = [\"a.x.com\"]\npaths = [\"/a\"]\n[[deny]]\nhosts = [\"a.x.com\"]\npaths = [\"/b\"]",
         "hosts = [\"x.com\"]\n[[allow]]\nname = \"s\"\nhosts = [\"x.com\"]\ndns_types = [\"TXT\"]",
         "hosts = [\"x.com:443\"]\ncredential = \"one\"\n[[allow]]\nname = \"s\"\nhosts = [\"x.com\"]",
         "hosts = [\"x.com\"]\ncredential = \"one\"\npaths = [\"/v1/**\"]\n[[allow]]\nname = \"s\"\nhosts = [\"x.com\"]",
         "hosts = [\"x.com:443\"]\nports = [80]\ncredential = \"k\"",
+        "hosts = [\"bücher.de\", \"日本語abc.jp\", \"xn--80ak6aa92e.xn--p1ai\", \"яндекс.рф\", \"a.internal\", \"db.corp\", \"x.test\", \"*.co.uk.example\"]",
+        "hosts = [\"vault.prod\"]\nresolves_to = [\"10.0.0.0/8\"]\nmethods = [\"PROPFIND\", \"MKCOL\", \"QUERY\", \"PURGE\"]",
+        "hosts = [\"x.com\"]\n[[deny]]\naddresses = [\"169.254.0.0/16\"]",
+        "hosts = [\"*.x.com\"]\n[[allow]]\nname = \"s\"\nhosts = [\"api.x.com\"]\nmethods = [\"GET\"]\nbudget = { requests_per_hour = 9 }",
+        "hosts = [\"*.x.com\"]\nmethods = [\"GET\"]\n[[allow]]\nname = \"s\"\nhosts = [\"api.x.com\"]\nmethods = [\"POST\"]",
+        "hosts = [\"*.x.com:8443\"]\n[[allow]]\nname = \"s\"\nhosts = [\"api.x.com\"]\nmethods = [\"GET\"]",
         "hosts = [\"x.com\"]\n[[test]]\nexpect = \"deny\"\nhost = \"y.com\"\nsandbox = \"elsewhere\"",
     ] {
         let rules = unwrap_rules(compile_lone(&allow(body)));
@@ -351,6 +364,111 @@ fn sensible_policies_cause_no_warning() {
         ["a".repeat(60), "b".repeat(60)].join(".")
     );
     unwrap_rules(compile_lone(&allow(&long)));
+}
+
+#[test]
+fn suspicious_entries_cause_a_warning_at_their_place() {
+    let wide = "hosts = [\"*.shop.com\"]\n[[allow]]\nname = \"n\"\nhosts = [\"api.shop.com\"]\n";
+    for (body, place, expected) in [
+        (
+            "hosts = [\"ok.com\", \"\u{430}pple.com\"]",
+            "4:20",
+            "`\u{430}pple` mixes Cyrillic and Latin letters",
+        ),
+        ("hosts = [\"*.xn--pple-43d.com:8443\"]", "4:10", "`\u{430}pple` mixes Cyrillic and Latin letters"),
+        (
+            "hosts = [\"\u{440}\u{430}\u{443}\u{440}\u{430}\u{4cf}.com\"]",
+            "4:10",
+            "is Cyrillic but looks Latin",
+        ),
+        ("hosts = [\"g\u{3bf}ogle.com\"]", "4:10", "mixes Greek and Latin letters"),
+        (
+            "hosts = [\"api.github.con\"]",
+            "4:10",
+            "`.con` is not a public top-level domain, so `api.github.con` resolves nowhere; did you mean `.com`?",
+        ),
+        ("hosts = [\"x.com\"]\n[[deny]]\nhosts = [\".evil.ogr\"]", "6:10", "`.ogr` is not a public"),
+        (
+            "hosts = [\"x.com\"]\nresolves_to = [\"169.254.169.254/32\"]",
+            "5:16",
+            "covers 169.254.169.254, the metadata service",
+        ),
+        (
+            "hosts = [\"x.com\"]\nresolves_to = [\"10.0.0.0/8\", \"fd00:ec2::/32\"]",
+            "5:30",
+            "covers fd00:ec2::254",
+        ),
+        ("hosts = [\"x.com\"]\nresolves_to = [\"100.100.0.0/16\"]", "5:16", "covers 100.100.100.200"),
+        ("addresses = [\"168.63.129.16/32\"]\nports = [80]", "4:14", "covers 168.63.129.16"),
+        (
+            "addresses = [\"0.0.0.0/0\"]\nports = [80]\ndangerously_wide = true",
+            "4:14",
+            "covers 100.100.100.200",
+        ),
+        (
+            "hosts = [\"x.com\"]\nmethods = [\"GET\", \"ALL\"]",
+            "5:19",
+            "`ALL` is one method of that name, not all of them",
+        ),
+        (
+            "hosts = [\"x.com\"]\nmethods = [\"POTS\"]",
+            "5:12",
+            "`POTS` is not a registered method; did you mean `POST`?",
+        ),
+        (
+            "hosts = [\"x.com\"]\n[[deny]]\nhosts = [\"y.com\"]\nmethods = [\"ANY\"]",
+            "7:12",
+            "`ANY` is one method",
+        ),
+        (
+            &format!("{wide}methods = [\"GET\"]"),
+            "6:8",
+            "the methods and paths of rule `n` do not restrict `api.shop.com`: rule `r` (p.toml:4) allows more by `*.shop.com`",
+        ),
+        (&format!("{wide}paths = [\"/v1/**\"]"), "6:8", "do not restrict `api.shop.com`"),
+        (
+            "hosts = [\"x.com\"]\nmethods = [\"GET\"]\n[[allow]]\nname = \"all\"\nhosts = [\"x.com\"]",
+            "3:8",
+            "do not restrict `x.com`: rule `all` (p.toml:8)",
+        ),
+        (
+            "hosts = [\"x.com\"]\nmethods = [\"GET\"]\n[[allow]]\nname = \"all\"\nhosts = [\"x.com\"]\nmethods = [\"GET\", \"PUT\"]",
+            "3:8",
+            "allows more by `x.com`",
+        ),
+    ] {
+        let rules = unwrap_rules(compile_lone(&allow(body)));
+        let found = problem_texts(rules.warnings());
+        assert!(
+            matches!(&found[..], [one] if one.starts_with(&format!("p.toml:{place}: ")) && one.contains(expected)),
+            "{body}\n{found:?}"
+        );
+        assert!(rules.warnings().iter().all(|warning| warning.at.width > 1), "{body}");
+    }
+}
+
+#[test]
+fn a_filter_that_a_policy_beside_makes_idle_causes_a_warning() {
+    let narrow = "name = \"narrow\"\n[[allow]]\nname = \"n\"\nhosts = [\"api.x.com\"]\nmethods = [\"GET\"]";
+    let wide = "name = \"wide\"\n[[allow]]\nname = \"w\"\nhosts = [\".x.com\"]";
+    let of = |policies: &str| {
+        let operator = format!(
+            "[[sandbox]]\nid = \"a\"\npolicies = [{policies}]\n[[sandbox]]\nid = \"b\"\npolicies = [\"wide\"]\n[[sandbox]]\nid = \"c\"\npolicies = [\"narrow\"]"
+        );
+        problem_texts(unwrap_rules(super::compile_configured(&operator, &[narrow, wide])).warnings())
+    };
+    assert_eq!(of("\"narrow\""), [""; 0]);
+    let found = of("\"narrow\", \"wide\"");
+    assert!(
+        matches!(&found[..], [one] if one.contains("rule `n` do not restrict `api.x.com`: rule `w`")),
+        "{found:?}"
+    );
+    // What the warning says is what the decider does.
+    let rules = unwrap_rules(super::compile_configured(
+        "[[sandbox]]\nid = \"a\"\npolicies = [\"narrow\", \"wide\"]",
+        &[narrow, wide],
+    ));
+    assert_eq!(decide_attempt(&rules, "a", "POST https://api.x.com/").as_deref(), Ok("w"));
 }
 
 #[test]

@@ -5,11 +5,13 @@
 mod decide;
 mod diff;
 mod fuzz;
+mod keys;
 mod layers;
 mod load;
 mod memory;
 mod reload;
 mod report;
+mod treatment;
 
 use std::collections::BTreeMap;
 

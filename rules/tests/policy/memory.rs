@@ -91,6 +91,7 @@ fn decide_facts(rules: &RuleSet, id: &str, facts: &Facts) -> Result<&'static str
     }
 }
 
+// proves: memory.host, memory.identity
 #[test]
 fn p12_a_request_needs_its_own_identity_and_open_banks() {
     use BankOperation::{Admin, Delete, None as Nothing, Read, Write};
@@ -179,6 +180,7 @@ fn p12_a_memory_host_is_guarded_and_refuses_plain_requests() {
     assert_eq!(decide_facts(&rules, "a", &steps[1]), Err(MemoryOperation));
 }
 
+// proves: memory.environment
 #[test]
 fn p12_a_bank_of_another_environment_is_a_load_error() {
     let production = CONFIGURATION.replace("\"staging\"", "\"production\"");
@@ -196,7 +198,9 @@ fn p12_a_bank_of_another_environment_is_a_load_error() {
 #[test]
 fn banks_must_name_their_environment() {
     let rule = |extra: &str| {
-        format!("name = \"p\"\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"mem0\"\n{extra}")
+        format!(
+            "name = \"p\"\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"astrocyte\"\n{extra}"
+        )
     };
     for (extra, part) in [
         ("recall = [\"team-a\"]", "bank `team-a` names no environment"),
@@ -224,26 +228,32 @@ fn the_former_name_of_from_channel_is_refused_with_a_hint() {
     assert_eq!(problem.help.as_deref(), Some("it is now called `from-channel`"));
 }
 
+// proves: memory.profile
 #[test]
-fn p15_uninspected_traffic_is_refused_beside_memory() {
-    let tunnel = |extra: &str| {
-        format!(
-            "name = \"t\"\n[[allow]]\nname = \"blind\"\nhosts = [\"blind.example\"]\ntls = \"tunnel\"\n{extra}"
-        )
-    };
-    let configuration = CONFIGURATION.replace("[\"team\"]", "[\"team\", \"t\"]");
-    let found = error_texts(compile_configured(&configuration, &[POLICY, &tunnel("")])).join("\n");
-    assert!(found.contains("rule `blind` passes uninspected bytes"), "{found}");
-    unwrap_rules(compile_configured(&configuration, &[POLICY, &tunnel("memory = \"may-receive\"")]));
+fn profiles_that_do_not_exist_are_refused_with_a_hint() {
+    for (profile, help) in
+        [("mcp", "built-in profiles: astrocyte"), ("astrocite", "did you mean `astrocyte`?")]
+    {
+        let problems =
+            compile_lone(&POLICY.replacen("\"astrocyte\"", &format!("\"{profile}\""), 1)).unwrap_err();
+        let [problem] = &problems[..] else { panic!("{problems:?}") };
+        assert_eq!(problem.to_string(), format!("p.toml:10:11: unknown profile `{profile}`"));
+        assert_eq!(problem.at.width as usize, profile.len() + 2);
+        assert_eq!(problem.help.as_deref(), Some(help));
+    }
 }
 
+// proves: memory.resolves_to
 #[test]
 fn p12_a_memory_service_is_reached_through_its_guard_or_not_at_all() {
-    let memory = "name = \"team\"\n[[memory]]\nname = \"m\"\nhost = \"m.example:8443\"\nresolves_to = [\"10.3.0.0/16\"]\nprofile = \"mcp\"\nrecall = [\"staging:a\"]";
-    let beside = "name = \"beside\"\n[[allow]]\nname = \"raw\"\nhosts = [\"m.example\"]\ntcp = [8443]\nmemory = \"may-receive\"\n\
+    let memory = "name = \"team\"\n[[memory]]\nname = \"m\"\nhost = \"m.example:8443\"\nresolves_to = [\"10.3.0.0/16\"]\nprofile = \"astrocyte\"\nrecall = [\"staging:a\"]";
+    let raw = "name = \"beside\"\n[[allow]]\nname = \"raw\"\nhosts = [\"m.example\"]\ntcp = [8443]\n";
+    let beside = "name = \"beside\"\n\
         [[allow]]\nname = \"net\"\naddresses = [\"10.3.0.0/16\"]\nports = [8443]\n\
         [[allow]]\nname = \"alias\"\nhosts = [\"alias.example:8443\"]\nresolves_to = [\"10.3.0.0/16\"]";
     let configuration = "[[sandbox]]\nid = \"a\"\ntenant = \"t\"\nenvironment = \"staging\"\nbase = \"system\"\npolicies = [\"team\", \"beside\"]";
+    let found = error_texts(compile_configured(configuration, &[memory, raw])).join("\n");
+    assert!(found.contains("lets raw TCP pass to `m.example` on port 8443"), "{found}");
     let rules = unwrap_rules(compile_configured(configuration, &[memory, beside]));
     let probe = |text: &str, raw: bool| {
         let mut probe = rules::probe::PolicyProbe::parse(text).unwrap();

@@ -754,6 +754,53 @@ mod tests {
         charges("y.example").charge_now(UsageKind::Upload, 4).unwrap();
     }
 
+    // proves: budget.download_bytes_per_day, budget.download_bytes_per_hour, budget.requests_per_day
+    // proves: budget.requests_per_hour, budget.requests_per_minute, budget.upload_bytes_per_day
+    // proves: budget.upload_bytes_per_hour, allow.budget.download_bytes_per_day, allow.budget.download_bytes_per_hour
+    // proves: allow.budget.requests_per_day, allow.budget.requests_per_hour, allow.budget.requests_per_minute
+    // proves: allow.budget.upload_bytes_per_day, allow.budget.upload_bytes_per_hour
+    #[test]
+    fn each_budget_of_a_policy_and_of_a_rule_is_counted_in_its_window() {
+        const MINUTE: u64 = 60;
+        for (key, what, window) in [
+            ("download_bytes_per_day", UsageKind::Download, 1440 * MINUTE),
+            ("download_bytes_per_hour", UsageKind::Download, 60 * MINUTE),
+            ("requests_per_day", UsageKind::Requests, 1440 * MINUTE),
+            ("requests_per_hour", UsageKind::Requests, 60 * MINUTE),
+            ("requests_per_minute", UsageKind::Requests, MINUTE),
+            ("upload_bytes_per_day", UsageKind::Upload, 1440 * MINUTE),
+            ("upload_bytes_per_hour", UsageKind::Upload, 60 * MINUTE),
+        ] {
+            for owner in [None, Some("p/r")] {
+                let (sandbox, rule) = if owner.is_none() { (100, 900) } else { (900, 100) };
+                let text = format!(
+                    "name = \"p\"\n[budget]\n{key} = {sandbox}\n[[allow]]\nname = \"r\"\nhosts = [\"x.example\"]\n\
+                     tls = \"tunnel\"\n[allow.budget]\n{key} = {rule}\n"
+                );
+                let policy = SourceFile { path: "p.toml".into(), bytes: text.into() };
+                let sources = LoadSources { policies: vec![policy], ..LoadSources::default() };
+                let (dir, rules) = (tempfile::tempdir().unwrap(), compile(&sources, &[]).unwrap());
+                let ledger = open(dir.path(), &rules).unwrap();
+                let charges = ledger.open_charges(&permit(&rules)).unwrap();
+                charges.charge_now(what, 100).unwrap();
+                let spent = charges.charge_now(what, 1).unwrap_err();
+                let Exhausted::Budget { budget, limit, rule, refills } = spent else {
+                    panic!("{key}: {spent:?}")
+                };
+                assert_eq!((budget.key(), limit, rule.as_deref()), (key, 100, owner));
+                let refills = refills.unwrap().as_secs();
+                assert!((window - 10..=window + window / 10).contains(&refills), "{key}: {refills} s");
+                for other in [UsageKind::Download, UsageKind::Requests, UsageKind::Upload] {
+                    assert!(
+                        other == what || charges.charge_now(other, 1000).is_ok(),
+                        "{key} counts {other:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    // proves: allow.budget.connections
     #[test]
     fn p17_so_many_are_open_at_once_and_a_place_is_given_up() {
         let (dir, rules) = (tempfile::tempdir().unwrap(), rules(""));

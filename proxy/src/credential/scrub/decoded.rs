@@ -83,6 +83,24 @@ pub(super) fn read(form: &[u8], text: &[u8]) -> Reading {
     Reading { echo: places.last().copied(), undecided }
 }
 
+/// Returns `text` with every escape decoded.
+pub(super) fn unescape(mut text: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(text.len());
+    while let [first, rest @ ..] = text {
+        text = match match_escape(text) {
+            EscapeMatch::Means(length, meant) => {
+                plain.extend(meant);
+                text.get(length..).unwrap_or_default()
+            }
+            EscapeMatch::Nothing | EscapeMatch::Unfinished => {
+                plain.push(*first);
+                rest
+            }
+        };
+    }
+    plain
+}
+
 /// Returns the escape that `text` starts with.
 pub(super) fn match_escape(text: &[u8]) -> EscapeMatch {
     match text {

@@ -55,6 +55,15 @@ impl EchoPatterns {
         self.scan(text, Extent::Whole).0
     }
 
+    /// Whether the name of a field contains an echo. Names have no case, and HTTP/2 sends them in lower case.
+    pub fn is_in_name(&self, name: &str) -> bool {
+        let unescaped = decoded::unescape(name.as_bytes());
+        [name.as_bytes(), unescaped.as_slice()].iter().any(|text| {
+            let echoes = |form: &[u8]| text.windows(form.len()).any(|part| part.eq_ignore_ascii_case(form));
+            self.forms.iter().any(|form| echoes(form))
+        })
+    }
+
     /// Masks every echo in `text` up to where an unfinished one may start. Returns how many there were, and that
     /// offset.
     ///
@@ -139,6 +148,13 @@ impl ResponseScrubber {
     pub(crate) fn mask_field(&mut self, field: &mut [u8]) -> usize {
         let found = self.echoes.mask(field);
         self.found += found;
+        found
+    }
+
+    /// Whether the name of a field contains an echo, which then counts as found. The field must not be passed on.
+    pub(crate) fn find_in_name(&mut self, name: &str) -> bool {
+        let found = self.echoes.is_in_name(name);
+        self.found += usize::from(found);
         found
     }
 
@@ -321,5 +337,26 @@ mod tests {
             5,
             "within a message the start of an echo is held back"
         );
+    }
+
+    #[test]
+    fn an_echo_is_found_in_a_name_whatever_its_case() {
+        let echoes = EchoPatterns::new("Sk-Live-0123_456");
+        let hex: String = "Sk-Live-0123_456".bytes().map(|octet| format!("{octet:02X}")).collect();
+        let base64 = STANDARD.encode("Sk-Live-0123_456").replace('=', "");
+        for (name, found) in [
+            ("X-You-Sent-Sk-Live-0123_456", true),
+            ("x-you-sent-sk-live-0123_456-thanks", true),
+            ("SK-LIVE-0123_456", true),
+            ("sk%2Dlive%2d0123%5F456", true),
+            ("%53k-live-0123_456", true),
+            (&*format!("x-{hex}"), true),
+            (&*format!("x-{}", base64.to_ascii_lowercase()), true),
+            ("sk-live-0123_45", false),
+            ("content-type", false),
+            ("", false),
+        ] {
+            assert_eq!(echoes.is_in_name(name), found, "{name}");
+        }
     }
 }
