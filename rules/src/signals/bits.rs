@@ -1,0 +1,1 @@
+//! Bit account of what requests say outside their bodies (P19).

@@ -1,0 +1,1 @@
+//! Canaries: values that no honest program sends.

@@ -1,0 +1,1 @@
+//! Decoders for content within content, bounded in depth, size and time.

@@ -1,0 +1,1 @@
+//! Text of memory banks, recognised when it leaves (P15).

@@ -1,0 +1,1 @@
+//! How unusual the form of requests is, from bounded memory of earlier ones.
