@@ -1,4 +1,4 @@
-//! `sandbar reload`: makes the running instance load its policies now, and prints the result.
+//! `sandbar reload`: makes the running instance load its configuration and policies now, and prints what changed.
 
 use std::process::ExitCode;
 
@@ -8,7 +8,7 @@ use super::instance::RunningInstance;
 use super::{EXIT_NEGATIVE, OutputOptions};
 use crate::terminal::{BAD, GOOD, paint, print_json};
 
-/// Load the policies now; an invalid policy changes nothing and is reported with file and line
+/// Load the configuration and policies now; an invalid file changes nothing and is reported with its line
 #[derive(clap::Args, Debug)]
 pub(crate) struct ReloadArgs {
     #[command(flatten)]
@@ -32,12 +32,22 @@ pub(crate) fn reload(args: &ReloadArgs, output: OutputOptions) -> anyhow::Result
             let (word, generation) = (paint(BAD, "rejected:"), number("generation"));
             anstream::eprintln!("{word} generation {generation} {effect}");
         }
-        (false, None) => anstream::println!(
-            "{} generation {}, {} connections cut",
-            paint(GOOD, "in force:"),
-            number("generation"),
-            number("cut")
-        ),
+        (false, None) => {
+            let (word, generation) = (paint(GOOD, "in force:"), number("generation"));
+            anstream::println!("{word} generation {generation}, {} connections cut", number("cut"));
+            print_list(&reply, "listeners_opened", "opened:");
+            print_list(&reply, "listeners_closed", "closed:");
+            print_list(&reply, "unapplied", &paint(BAD, "not applied until a restart:"));
+        }
     }
     Ok(if trouble.is_none() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NEGATIVE) })
+}
+
+/// Prints the strings of a list on one line, if there are any.
+fn print_list(reply: &Value, key: &str, label: &str) {
+    let listed = reply.get(key).and_then(Value::as_array).into_iter().flatten();
+    let listed: Vec<&str> = listed.filter_map(Value::as_str).collect();
+    if !listed.is_empty() {
+        anstream::println!("{label} {}", listed.join(", "));
+    }
 }

@@ -68,6 +68,12 @@ fn print_status(reply: &Value) {
         let effect = if closed { ", so everything is denied" } else { "" };
         print_field("stale", &format!("the policies on disk are invalid{effect}:\n{trouble}"));
     }
+    for part in reply.get("unapplied").and_then(Value::as_array).into_iter().flatten() {
+        print_field(
+            "restart",
+            &format!("{} has changed and is not applied until a restart", value_text(part)),
+        );
+    }
     print_field("open", &format!("{} connections, {} tunnels and requests", at("/connections"), at("/open")));
     print_field(
         "log",

@@ -1,7 +1,6 @@
 //! Builds an instance from its configuration and runs it; the only file that uses all crates.
 
 use std::io;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,23 +11,20 @@ use arc_swap::ArcSwap;
 use audit::{AttemptEvent, Lifecycle, LifecycleEvent, Log};
 use certs::trust::SystemStore;
 use certs::{AuthorityOptions, CertificateAuthority, TrustSource, UnixTime};
-use dns_filter::server::{DnsAttribution, DnsListener, DnsServer};
+use dns_filter::server::DnsFront;
 use dns_filter::{DnsConfig, DnsFilter, Resolver};
-use rules::configuration::{
-    BindTarget, Configuration, DnsSettings, ListenerMode, LogSettings, SystemRootsSetting,
-};
+use rules::configuration::{Configuration, DnsSettings, ListenerMode, LogSettings, SystemRootsSetting};
 use rules::ids::SandboxId;
 use rules::load;
 use rules::quota::MachineLimits;
 use rules::{LoadSources, RuleSet, TimedState, compile};
 use sd_notify::NotifyState;
 use sys::worker::Worker;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
-use tokio_util::task::TaskTracker;
 
 use crate::accept::leaf_certs::LeafCerts;
-use crate::accept::listen::{self, BoundListener};
+use crate::accept::listener_set::{ListenerSet, PreparedListeners};
 use crate::accept::{self, ConnectionHandler};
 use crate::admin::pending::PendingList;
 use crate::admin::server::AdminServer;
@@ -81,8 +77,10 @@ pub struct AppOverrides {
 /// An instance, ready to run.
 pub struct App {
     filter: Arc<DnsFilter>,
-    dns: DnsServer,
-    listeners: Vec<BoundListener>,
+    /// Bound, and not serving yet.
+    listeners: PreparedListeners,
+    /// Errors of listeners that failed.
+    failed: mpsc::UnboundedReceiver<io::Error>,
     gate: Option<Arc<ConnectionHandler>>,
     admin: AdminServer,
     state: Arc<AdminState>,
@@ -109,7 +107,7 @@ impl App {
         let paths = instance_paths(config, &configuration)?;
         let base = config.parent().unwrap_or(Path::new(""));
         let prometheus = metrics::install()?;
-        sources.own = configuration.listeners.iter().flat_map(listener_addresses).collect();
+        sources.own = configuration.listen_addresses();
         let rules = compile_rules(&sources)?;
         let log = log_settings::open_log(&paths.log, &configuration)?;
         let identities = IdentityStore::open(&paths.log)?;
@@ -128,24 +126,27 @@ impl App {
         let settings = dns_settings(config, &configuration)?;
         let budgets = Some(paths.log.join(DNS_BUDGET_FILE));
         let filter = DnsFilter::new(rules.clone(), log.clone(), DnsConfig { settings, budgets })?;
-        let dns = open_dns_server(&filter, &configuration)?;
-        let listeners = open_listeners(&configuration, base)?;
         let quotas = Quotas::new(configuration.quota, machine_limits()?, configuration.limits, &rules.load())
             .context("the quotas cannot hold, not starting")?;
         let kept = (&ledger, &grants, &state_files);
         let shared = build_shared(&rules, &log, &filter, &configuration, base, kept, quotas)?;
-        let gate = match listeners.is_empty() {
-            true => None,
-            false => {
+        let has_proxy = configuration.listeners.iter().any(|listener| listener.mode != ListenerMode::Dns);
+        let gate = match has_proxy {
+            false => None,
+            true => {
                 let authority = overrides.authority.map_or_else(|| open_authority(&paths), Ok)?;
-                Some(Arc::new(build_handler(&shared, &configuration, authority, base, stop.clone())?))
+                Some(Arc::new(build_handler(&shared, &configuration, authority, base)?))
             }
         };
+        let workers = std::thread::available_parallelism().map_or(1, usize::from);
+        let front = DnsFront::new(filter.clone(), workers);
+        let (set, failed) = ListenerSet::new(base.to_owned(), gate.clone(), front, configuration.clone());
+        let listeners = set.prepare_start()?;
         let admin = AdminServer::open(&paths.socket)?;
         let last = std::sync::Mutex::new(LoadStatus::from_sources(&sources));
         let reloader = PolicyStore {
             source: source.clone(),
-            own: sources.own.clone(),
+            settings: Arc::new(set.clone()),
             rules: rules.clone(),
             identities,
             live: shared.live.clone(),
@@ -170,20 +171,19 @@ impl App {
             reloader: Arc::new(reloader),
             ready: AtomicBool::new(false),
             gate: gate.clone(),
-            listeners: describe_listeners(&dns, &listeners),
+            listeners: set,
             started: Instant::now(),
             prometheus,
         });
-        Ok(App { filter, dns, listeners, gate, admin, state, log, stop })
+        Ok(App { filter, listeners, failed, gate, admin, state, log, stop })
     }
 
     /// Serves until `stop` becomes true, then drains connections and closes the log.
     pub async fn run(self) -> anyhow::Result<()> {
-        let App { filter, dns, listeners, gate, admin, state, log, stop } = self;
+        let App { filter, listeners, mut failed, gate, admin, state, log, mut stop } = self;
         let watch = ReloadTrigger::new(state.reloader.watcher.clone())?;
         record_event(&log, &state, LifecycleEvent::Started).await?;
         filter.pre_resolve_once().await;
-        let tasks = TaskTracker::new();
         // Before the listeners accept: a sandbox that takes every connection slot must not make the test fail.
         if let Some(gate) = &gate {
             tokio::spawn(gate.guard.clone().run_periodic(stop.clone()));
@@ -192,10 +192,7 @@ impl App {
                 .await
                 .map_err(|error| anyhow::anyhow!("the self-test failed, not starting: {error}"))?;
         }
-        for listener in listeners {
-            let Some(gate) = gate.clone() else { continue };
-            tokio::spawn(listener.serve(gate, tasks.clone(), stop.clone()));
-        }
+        listeners.apply();
         state.ready.store(true, Ordering::Release);
         notify_systemd(NotifyState::Ready);
         // These run until connections have drained, so that revocation works then, too.
@@ -204,14 +201,15 @@ impl App {
         let commands = tokio::spawn(admin.serve(state.clone()));
         let keeping = tokio::spawn(housekeeping::run_periodic(state.clone()));
         let served = tokio::select! {
-            served = serve_dns(dns, stop) => served,
+            _ = stop.wait_for(|stop| *stop) => Ok(()), // a dropped sender stops us, too
+            Some(error) = failed.recv() => Err(error),
             () = filter.run_periodic() => Ok(()),
             ended = &mut watching => Err(io::Error::other(format!("the file watcher stopped: {ended:?}"))),
             ended = &mut timing => Err(io::Error::other(format!("the expiry task stopped: {ended:?}"))),
         };
         state.ready.store(false, Ordering::Release);
         notify_systemd(NotifyState::Stopping);
-        drain(&tasks, gate.as_deref()).await;
+        drain(&state.listeners, gate.as_deref()).await;
         watching.abort();
         timing.abort();
         commands.abort();
@@ -229,9 +227,9 @@ impl App {
         self.state.clone()
     }
 
-    /// Returns the listeners, described for people.
-    pub fn listeners(&self) -> &[String] {
-        &self.state.listeners
+    /// Describes the listeners for people.
+    pub fn listeners(&self) -> Vec<String> {
+        self.listeners.describe()
     }
 }
 
@@ -264,18 +262,11 @@ fn notify_systemd(state: NotifyState<'_>) {
     }
 }
 
-/// Serves DNS until `stop`; without DNS listeners, only waits for it.
-async fn serve_dns(dns: DnsServer, mut stop: watch::Receiver<bool>) -> std::io::Result<()> {
-    if dns.addresses().is_empty() {
-        drop(stop.wait_for(|stop| *stop).await); // a dropped sender stops us, too
-        return Ok(());
-    }
-    dns.run(stop).await
-}
-
-/// Waits for open connections to finish, then cuts them.
-async fn drain(tasks: &TaskTracker, gate: Option<&ConnectionHandler>) {
+/// Stops accepting, waits for open connections to finish, then cuts them.
+async fn drain(listeners: &ListenerSet, gate: Option<&ConnectionHandler>) {
+    listeners.stop().await;
     let Some(gate) = gate else { return };
+    let tasks = listeners.connections();
     tasks.close();
     if timeout(gate.shared.limits.drain(), tasks.wait()).await.is_err() {
         let open = gate.shared.live.list();
@@ -342,7 +333,6 @@ fn build_handler(
     configuration: &Configuration,
     authority: Arc<CertificateAuthority>,
     base: &Path,
-    stop: watch::Receiver<bool>,
 ) -> anyhow::Result<ConnectionHandler> {
     let system = match configuration.upstream.system_roots {
         SystemRootsSetting::Trusted => SystemStore::Included,
@@ -354,7 +344,7 @@ fn build_handler(
     let engine = HttpEngine::new(shared.clone(), guard.clone(), &roots);
     let leaves = LeafCerts::new(authority, shared.ledger.clone());
     let refused = Semaphore::new(accept::MAX_REFUSED);
-    Ok(ConnectionHandler { shared: shared.clone(), engine, guard, leaf_certs: leaves, refused, stop })
+    Ok(ConnectionHandler { shared: shared.clone(), engine, guard, leaf_certs: leaves, refused })
 }
 
 /// Parses the configuration.
@@ -394,53 +384,4 @@ fn dns_settings(config: &Path, configuration: &Configuration) -> anyhow::Result<
             bail!("{}: `[dns] upstreams` is required: Sandbar resolves names itself", config.display())
         }
     }
-}
-
-/// Returns the addresses of a listener, which no name may resolve to.
-fn listener_addresses(listener: &rules::configuration::ListenerSettings) -> Vec<SocketAddr> {
-    listener.bind.iter().filter_map(BindTarget::address).collect()
-}
-
-fn open_listeners(configuration: &Configuration, base: &Path) -> anyhow::Result<Vec<BoundListener>> {
-    let mut open = Vec::new();
-    for listener in configuration.listeners.iter().filter(|listener| listener.mode != ListenerMode::Dns) {
-        open.extend(listen::open(listener, base)?);
-    }
-    if configuration.listeners.is_empty() {
-        bail!("no listener: add a `[[listener]]` to the configuration");
-    }
-    Ok(open)
-}
-
-fn open_dns_server(filter: &Arc<DnsFilter>, configuration: &Configuration) -> anyhow::Result<DnsServer> {
-    let (mut listeners, mut inherited) = (Vec::new(), Vec::new());
-    for listener in configuration.listeners.iter().filter(|listener| listener.mode == ListenerMode::Dns) {
-        let Some(attribution) = DnsAttribution::from_rules(&listener.attribution) else {
-            bail!("a dns listener cannot attribute queries to sandboxes by unix socket");
-        };
-        for bind in &listener.bind {
-            match bind {
-                BindTarget::Inherited(name) => {
-                    inherited.push((listen::inherited_socket(name)?, attribution.clone()))
-                }
-                BindTarget::Tcp(bind) => {
-                    listeners.push(DnsListener { bind: *bind, whose: attribution.clone() })
-                }
-                BindTarget::Unix(_) => {
-                    bail!("a dns listener must bind to `address:port` or `inherited:NAME`")
-                }
-            }
-        }
-    }
-    let workers = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut server = DnsServer::open(filter.clone(), &listeners, workers)?;
-    for (socket, attribution) in inherited {
-        server.adopt(socket, attribution)?;
-    }
-    Ok(server)
-}
-
-fn describe_listeners(dns: &DnsServer, listeners: &[BoundListener]) -> Vec<String> {
-    let dns = dns.addresses().into_iter().map(|address| format!("dns {address}"));
-    dns.chain(listeners.iter().map(BoundListener::describe)).collect()
 }

@@ -1,12 +1,15 @@
 //! The self-test: the instance is ready only after it has denied an attempt that it must deny, and recorded that.
 
+use std::sync::Arc;
+
 use rules::configuration::ListenerMode;
 use rules::{Channel, RuleSet};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
+use tokio::sync::watch;
 use tokio::time::{Duration, timeout};
 
-use crate::accept::{AcceptedConnection, ConnectionHandler};
+use crate::accept::{AcceptedConnection, ConnectionHandler, ListenerSignals};
 use crate::egress::stream::StreamSocket;
 
 /// A name that no policy allows: the zone is reserved (RFC 6761, section 6.4).
@@ -26,12 +29,14 @@ pub(crate) async fn expect_denial(gate: &ConnectionHandler, rules: &RuleSet) -> 
     };
     let (mut client, server) = UnixStream::pair().map_err(|error| error.to_string())?;
     let socket = StreamSocket::Unix(server);
+    let (_running, stop) = watch::channel(false);
     let accepted = AcceptedConnection {
         socket,
         mode: ListenerMode::Explicit,
         channels,
         source: None,
         original_dst: None,
+        listener: ListenerSignals { stop, cut: Arc::default() },
     };
     // Drop the client after the answer; the handler waits for the connection to close.
     let request = async move {

@@ -1,5 +1,5 @@
 //! The settings of the configuration other than sandboxes: listeners, resolvers, paths. Plain data for the
-//! program's startup; changing a setting takes a restart.
+//! program's startup. A reload applies changes of listeners; changing another setting takes a restart.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -30,6 +30,13 @@ pub struct Configuration {
     pub upstream: UpstreamSettings,
     pub identity: Option<IdentitySettings>,
     pub memory_services: Vec<MemoryService>,
+}
+
+impl Configuration {
+    /// Returns the addresses that Sandbar listens on, which no name may lead to.
+    pub fn listen_addresses(&self) -> Vec<SocketAddr> {
+        self.listeners.iter().flat_map(|listener| &listener.bind).filter_map(BindTarget::address).collect()
+    }
 }
 
 /// The access log.
@@ -238,6 +245,18 @@ pub enum ListenerMode {
     Explicit,
     Redirect,
     Tproxy,
+}
+
+impl ListenerMode {
+    /// As written in the configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ListenerMode::Dns => "dns",
+            ListenerMode::Explicit => "explicit",
+            ListenerMode::Redirect => "redirect",
+            ListenerMode::Tproxy => "tproxy",
+        }
+    }
 }
 
 /// How a listener identifies the sandbox of a connection.

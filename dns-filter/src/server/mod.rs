@@ -65,49 +65,43 @@ pub enum ListenError {
     Kernel { address: SocketAddr, what: &'static str, source: io::Error },
 }
 
-/// Bound listeners, not serving yet.
-pub struct DnsServer {
+/// Opens listeners that share their limits.
+#[derive(Clone)]
+pub struct DnsFront {
     filter: Arc<DnsFilter>,
-    udp: Vec<udp::UdpWorker>,
-    tcp: Vec<tcp::TcpAcceptor>,
     connections: tcp::TcpConnectionLimit,
-    /// Each query that waits for a resolver holds one permit.
-    waiting: Arc<Semaphore>,
+    workers: usize,
 }
 
-impl DnsServer {
-    /// Opens all listeners, each with `workers` UDP sockets, or more if it serves several sandboxes.
+impl DnsFront {
+    /// Listeners get `workers` UDP sockets each, or more if they serve several sandboxes.
+    pub fn new(filter: Arc<DnsFilter>, workers: usize) -> Self {
+        DnsFront { filter, connections: tcp::TcpConnectionLimit::new(), workers }
+    }
+
+    /// Opens listeners.
     ///
     /// # Errors
     ///
     /// Returns [`ListenError`] if one cannot be opened; none is served then.
-    pub fn open(
-        filter: Arc<DnsFilter>,
-        listeners: &[DnsListener],
-        workers: usize,
-    ) -> Result<Self, ListenError> {
-        let mut server = DnsServer {
-            filter,
-            udp: Vec::new(),
-            tcp: Vec::new(),
-            connections: tcp::TcpConnectionLimit::new(),
-            waiting: Arc::new(Semaphore::new(WAITING)),
-        };
+    pub fn open(&self, listeners: &[DnsListener]) -> Result<DnsServer, ListenError> {
+        let mut server = self.empty_server();
         for listener in listeners {
-            let acceptor = tcp::TcpAcceptor::open(listener, server.connections.clone())?;
+            let acceptor = tcp::TcpAcceptor::open(listener, self.connections.clone())?;
             let bind = acceptor.address(); // the kernel chose a port for port 0: UDP uses the same
-            server.udp.extend(udp::UdpWorker::open_all(&DnsListener { bind, ..listener.clone() }, workers)?);
+            let listener = DnsListener { bind, ..listener.clone() };
+            server.udp.extend(udp::UdpWorker::open_all(&listener, self.workers)?);
             server.tcp.push(acceptor);
         }
         Ok(server)
     }
 
-    /// Adds a UDP or TCP socket that another process has opened, possibly in another network namespace.
+    /// Takes a UDP or TCP socket that another process has opened, possibly in another network namespace.
     ///
     /// # Errors
     ///
     /// Returns [`ListenError`] if it is not a bound IP socket.
-    pub fn adopt(&mut self, socket: Socket, whose: DnsAttribution) -> Result<(), ListenError> {
+    pub fn adopt(&self, socket: Socket, whose: DnsAttribution) -> Result<DnsServer, ListenError> {
         let given = |source| ListenError::Given { source };
         let address = socket.local_addr().map_err(given)?;
         let Some(bind) = address.as_socket() else {
@@ -115,20 +109,38 @@ impl DnsServer {
         };
         let listener = DnsListener { bind, whose };
         socket.set_nonblocking(true).map_err(given)?;
+        let mut server = self.empty_server();
         match socket.r#type().map_err(given)? {
-            Type::DGRAM => self.udp.push(udp::UdpWorker::from_socket(&listener, socket.into())?),
-            _ => self.tcp.push(tcp::TcpAcceptor::from_socket(
+            Type::DGRAM => server.udp.push(udp::UdpWorker::from_socket(&listener, socket.into())?),
+            _ => server.tcp.push(tcp::TcpAcceptor::from_socket(
                 &listener,
                 socket.into(),
                 self.connections.clone(),
             )?),
         }
-        Ok(())
+        Ok(server)
     }
 
-    /// Returns the bound addresses, in the order of the listeners.
+    fn empty_server(&self) -> DnsServer {
+        let (filter, waiting) = (self.filter.clone(), Arc::new(Semaphore::new(WAITING)));
+        DnsServer { filter, udp: Vec::new(), tcp: Vec::new(), waiting }
+    }
+}
+
+/// Bound listeners, not serving yet.
+pub struct DnsServer {
+    filter: Arc<DnsFilter>,
+    udp: Vec<udp::UdpWorker>,
+    tcp: Vec<tcp::TcpAcceptor>,
+    /// Each query that waits for a resolver holds one permit.
+    waiting: Arc<Semaphore>,
+}
+
+impl DnsServer {
+    /// Returns the bound addresses, in the order of the listeners; those of TCP if there are any.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.tcp.iter().map(tcp::TcpAcceptor::address).collect()
+        let tcp: Vec<SocketAddr> = self.tcp.iter().map(tcp::TcpAcceptor::address).collect();
+        if tcp.is_empty() { self.udp.iter().map(udp::UdpWorker::address).collect() } else { tcp }
     }
 
     /// Serves until `stop` is true, then waits for queries in flight.

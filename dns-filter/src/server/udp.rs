@@ -109,6 +109,10 @@ impl UdpWorker {
         Ok(UdpWorker { socket: Arc::new(socket), attribution, bind: address, names, local })
     }
 
+    pub(super) fn address(&self) -> SocketAddr {
+        self.bind
+    }
+
     pub(super) async fn serve(
         mut self,
         filter: Arc<DnsFilter>,

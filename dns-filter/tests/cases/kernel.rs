@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use audit::Receipt;
-use dns_filter::server::{DnsAttribution, DnsListener, DnsServer};
+use dns_filter::server::{DnsAttribution, DnsFront, DnsListener};
 use dns_filter::upstream::{UpstreamAnswer as Answer, UpstreamClient, UpstreamError};
 use dns_filter::{DnsConfig, DnsFilter};
 use rules::DomainName;
@@ -45,7 +45,7 @@ fn run_command(program: &str, arguments: &[&str]) {
 
 fn serve(world: &DnsFixture, bind: &str, whose: DnsAttribution) -> (SocketAddr, watch::Sender<bool>) {
     let listener = DnsListener { bind: bind.parse().unwrap(), whose };
-    let server = DnsServer::open(world.filter.clone(), &[listener], 1).unwrap();
+    let server = DnsFront::new(world.filter.clone(), 1).open(&[listener]).unwrap();
     let address = server.addresses()[0];
     let (stop, stopped) = watch::channel(false);
     tokio::spawn(server.run(stopped));
@@ -197,7 +197,7 @@ async fn p16_case_69_a_worker_that_panics_closes_the_port_and_reports_it() {
         let (_world, filter) = broken_filter().await;
         let whose = DnsAttribution::Dedicated(SandboxId::parse("s").unwrap());
         let listener = DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose };
-        let server = DnsServer::open(filter, &[listener], 2).unwrap();
+        let server = DnsFront::new(filter, 2).open(&[listener]).unwrap();
         let address = server.addresses()[0];
         let (_stop, stopped) = watch::channel(false);
         let running = tokio::spawn(server.run(stopped));

@@ -8,7 +8,7 @@ use dns_filter::limits::{
     DATAGRAM_BATCH, FLIGHT_WAITERS, IN_FLIGHT_SANDBOX, PRE_RESOLVE_POLICY, QUERY_BYTES, RECORDS,
     TCP_CONNECTIONS, TCP_IDLE_TIMEOUT, TCP_PIPELINE, TCP_WRITE_TIMEOUT, UDP_MAX, UPSTREAM_DEADLINE,
 };
-use dns_filter::server::{DnsAttribution, DnsListener, DnsServer};
+use dns_filter::server::{DnsAttribution, DnsFront, DnsListener};
 use hickory_proto::rr::RData;
 use hickory_proto::rr::rdata::TXT as Text;
 use rules::ids::SandboxId;
@@ -29,7 +29,7 @@ const RICH: &str = "[[allow]]\nname = \"wild\"\nhosts = [\"*.wild.example\", \"g
 
 fn serve(world: &DnsFixture, whose: DnsAttribution) -> (std::net::SocketAddr, watch::Sender<bool>) {
     let listener = DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose };
-    let server = DnsServer::open(world.filter.clone(), &[listener], 1).unwrap();
+    let server = DnsFront::new(world.filter.clone(), 1).open(&[listener]).unwrap();
     let address = server.addresses()[0];
     let (stop, stopped) = watch::channel(false);
     tokio::spawn(server.run(stopped));
@@ -198,14 +198,14 @@ async fn p20_a_flood_of_queries_drops_only_those_of_its_own_sandbox() {
     for whose in [DnsAttribution::Interface, DnsAttribution::SourceAddress] {
         let listener = DnsListener { bind: "[::1]:0".parse().unwrap(), whose };
         assert!(
-            DnsServer::open(world.filter.clone(), &[listener], 2).is_ok(),
+            DnsFront::new(world.filter.clone(), 2).open(&[listener]).is_ok(),
             "the kernel takes the program"
         );
     }
     let addresses = ["127.0.1.1", "127.0.1.2", "127.0.1.3", "127.0.1.4"];
     let whose = DnsAttribution::SourceAddress;
     let listener = DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose };
-    let server = DnsServer::open(world.filter.clone(), &[listener], 2).unwrap();
+    let server = DnsFront::new(world.filter.clone(), 2).open(&[listener]).unwrap();
     let address = server.addresses()[0];
     let query = build_query("pastebin.com", A);
     for _ in 0..64 {
@@ -283,7 +283,7 @@ async fn p17_connections_of_all_sandboxes_are_bounded() {
             whose: DnsAttribution::Dedicated(SandboxId::parse(id).unwrap()),
         };
         let many: Vec<_> = (0..20).map(|at| listener(&format!("x{at}"))).collect();
-        DnsServer::open(world.filter.clone(), &many, 1).unwrap()
+        DnsFront::new(world.filter.clone(), 1).open(&many).unwrap()
     };
     let addresses = server.addresses();
     let (_stop, stopped) = watch::channel(false);

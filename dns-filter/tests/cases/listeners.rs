@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use dns_filter::limits::{DRAIN_TIMEOUT, TCP_PIPELINE};
-use dns_filter::server::{DnsAttribution, DnsListener, DnsServer};
+use dns_filter::server::{DnsAttribution, DnsFront, DnsListener};
 use rules::ids::SandboxId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_secs(20);
 async fn serve(world: &DnsFixture, bind: &str) -> (SocketAddr, watch::Sender<bool>) {
     let whose = DnsAttribution::Dedicated(SandboxId::parse("s").unwrap());
     let listener = DnsListener { bind: bind.parse().unwrap(), whose };
-    let server = DnsServer::open(world.filter.clone(), &[listener], 2).unwrap();
+    let server = DnsFront::new(world.filter.clone(), 2).open(&[listener]).unwrap();
     let address = server.addresses()[0];
     let (stop, stopped) = watch::channel(false);
     tokio::spawn(server.run(stopped));
@@ -69,12 +69,12 @@ async fn passed_sockets_are_served() {
     let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let (datagrams, connections) = (udp.local_addr().unwrap(), tcp.local_addr().unwrap());
     let (stranger, _) = std::os::unix::net::UnixStream::pair().unwrap();
-    let mut server = DnsServer::open(world.filter.clone(), &[], 1).unwrap();
-    server.adopt(udp.into(), whose()).unwrap();
-    server.adopt(tcp.into(), whose()).unwrap();
-    assert!(server.adopt(std::os::fd::OwnedFd::from(stranger).into(), whose()).is_err());
+    let front = DnsFront::new(world.filter.clone(), 1);
     let (_stop, stopped) = watch::channel(false);
-    tokio::spawn(server.run(stopped));
+    for socket in [udp.into(), tcp.into()] {
+        tokio::spawn(front.adopt(socket, whose()).unwrap().run(stopped.clone()));
+    }
+    assert!(front.adopt(std::os::fd::OwnedFd::from(stranger).into(), whose()).is_err());
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     client.send_to(&build_query("github.com", A), datagrams).await.unwrap();
     let mut buffer = [0; 2048];
@@ -158,7 +158,7 @@ async fn case_42_an_empty_message_closes_and_a_half_close_is_answered() {
 async fn p2_case_64_an_unknown_source_address_is_refused() {
     let world = DnsFixture::new().await;
     let listener = DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose: DnsAttribution::SourceAddress };
-    let server = DnsServer::open(world.filter.clone(), &[listener], 1).unwrap();
+    let server = DnsFront::new(world.filter.clone(), 1).open(&[listener]).unwrap();
     let address = server.addresses()[0];
     let (_stop, stopped) = watch::channel(false);
     tokio::spawn(server.run(stopped));
@@ -175,7 +175,7 @@ async fn a_stop_waits_for_pending_answers() {
     let world = DnsFixture::build(ALLOW, plain_reply, |settings| settings.grid_milliseconds = 500).await;
     let whose = DnsAttribution::Dedicated(SandboxId::parse("s").unwrap());
     let listener = DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose };
-    let server = DnsServer::open(world.filter.clone(), &[listener], 1).unwrap();
+    let server = DnsFront::new(world.filter.clone(), 1).open(&[listener]).unwrap();
     let address = server.addresses()[0];
     let (stop, stopped) = watch::channel(false);
     let running = tokio::spawn(server.run(stopped));
@@ -202,7 +202,7 @@ async fn p17_a_stop_waits_at_most_the_drain_timeout() {
     let world = DnsFixture::new().await;
     let whose = DnsAttribution::Dedicated(SandboxId::parse("s").unwrap());
     let listener = DnsListener { bind: "127.0.0.1:0".parse().unwrap(), whose };
-    let server = DnsServer::open(world.filter.clone(), &[listener], 1).unwrap();
+    let server = DnsFront::new(world.filter.clone(), 1).open(&[listener]).unwrap();
     let address = server.addresses()[0];
     let (stop, stopped) = watch::channel(false);
     let running = tokio::spawn(server.run(stopped));

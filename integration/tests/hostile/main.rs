@@ -21,6 +21,7 @@ mod http2_origin;
 mod identity;
 mod instance;
 mod limits;
+mod listeners;
 mod names;
 mod origin;
 mod pipelining;

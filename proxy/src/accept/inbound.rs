@@ -11,9 +11,9 @@ use rules::{Host, Permit, Reason, RuleSet, SandboxRef};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use super::NextStage;
 use super::detect::{self, Detected};
 use super::explicit::{self, ReplyFormat};
+use super::{ListenerSignals, NextStage};
 use crate::egress::shared::{self, Shared};
 use crate::egress::stream::PrefixedStream;
 use crate::http::RequestScope;
@@ -31,6 +31,7 @@ pub(super) struct InboundConnection {
     pub(super) reply_format: ReplyFormat,
     pub(super) mode: ListenerMode,
     pub(super) original_dst: Option<SocketAddr>,
+    pub(super) listener: ListenerSignals,
 }
 
 impl InboundConnection {

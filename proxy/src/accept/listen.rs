@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rules::configuration::{Attribution, BindTarget, ListenerMode, ListenerSettings};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use sys::socket as kernel;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
 use crate::accept::channel;
-use crate::accept::{AcceptedConnection, ConnectionHandler};
+use crate::accept::{AcceptedConnection, ConnectionHandler, ListenerSignals};
+use crate::budget::live::CutSignal;
 use crate::egress::connect::UNSENT_BYTES;
 use crate::egress::stream;
 use crate::report::metrics;
@@ -27,38 +27,31 @@ use crate::report::metrics;
 const BACKLOG: i32 = 4096;
 /// Pause after a failed accept, as when the process is out of file descriptors.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
+/// How long connections that were cut with their listener have for their records.
+const CUT_GRACE: Duration = Duration::from_secs(1);
 
 /// A bound listener that does not serve yet.
 pub(crate) struct BoundListener {
-    mode: ListenerMode,
-    attribution: Attribution,
-    source: ListenerSocket,
+    pub(super) mode: ListenerMode,
+    pub(super) attribution: Attribution,
+    pub(super) source: Arc<ListenerSocket>,
 }
 
-enum ListenerSocket {
+pub(super) enum ListenerSocket {
     Tcp(TcpListener),
     Unix(UnixListener, PathBuf),
 }
 
-/// Opens every socket of a listener. Relative paths start at `base`.
-pub(crate) fn open(listener: &ListenerSettings, base: &Path) -> anyhow::Result<Vec<BoundListener>> {
-    check_requirements(listener)?;
-    let each = |bind: &BindTarget| {
-        let source = bind_socket(bind, listener, base)?;
-        Ok(BoundListener { mode: listener.mode, attribution: listener.attribution.clone(), source })
-    };
-    listener.bind.iter().map(each).collect()
-}
-
-fn bind_socket(
+/// Binds one socket of a listener. Relative paths start at `base`.
+pub(super) fn bind_socket(
     bind: &BindTarget,
-    listener: &ListenerSettings,
+    mode: ListenerMode,
     base: &Path,
 ) -> anyhow::Result<ListenerSocket> {
     match bind {
         BindTarget::Tcp(address) => {
-            let bound = bind_tcp(*address, listener.mode);
-            bound.map(ListenerSocket::Tcp).with_context(|| bind_hint(listener.mode, *address))
+            let bound = bind_tcp(*address, mode);
+            bound.map(ListenerSocket::Tcp).with_context(|| bind_hint(mode, *address))
         }
         BindTarget::Unix(path) => bind_unix(&base.join(path)),
         BindTarget::Inherited(name) => inherit_listener(name),
@@ -66,7 +59,7 @@ fn bind_socket(
 }
 
 /// Checks what the mode and the attribution need from the kernel.
-fn check_requirements(listener: &ListenerSettings) -> anyhow::Result<()> {
+pub(super) fn check_requirements(listener: &ListenerSettings) -> anyhow::Result<()> {
     let tcp = listener.bind.iter().any(|bind| !matches!(bind, BindTarget::Unix(_)));
     let unix = listener.bind.iter().any(|bind| !matches!(bind, BindTarget::Tcp(_)));
     match &listener.attribution {
@@ -175,40 +168,53 @@ fn duplicate_socket(number: RawFd) -> io::Result<Socket> {
     socket.r#type().map(|_| socket)
 }
 
-impl BoundListener {
+impl ListenerSocket {
     /// Describes where it listens, for people.
-    pub(crate) fn describe(&self) -> String {
-        let mode = match self.mode {
-            ListenerMode::Dns => "dns",
-            ListenerMode::Explicit => "explicit",
-            ListenerMode::Redirect => "redirect",
-            ListenerMode::Tproxy => "tproxy",
-        };
-        match &self.source {
+    pub(super) fn describe(&self) -> String {
+        match self {
             ListenerSocket::Tcp(listener) => {
-                let address = listener.local_addr().map(|address| address.to_string());
-                format!("{mode} {}", address.unwrap_or_default())
+                listener.local_addr().map(|address| address.to_string()).unwrap_or_default()
             }
-            ListenerSocket::Unix(_, path) => format!("{mode} {}", path.display()),
+            ListenerSocket::Unix(_, path) => path.display().to_string(),
         }
     }
 
-    /// Accepts connections until `stop` turns true. Pauses after a failed accept instead of spinning.
-    pub(crate) async fn serve(
+    /// Prepares a socket that serves for another mode.
+    pub(super) fn adopt_mode(&self, mode: ListenerMode) -> io::Result<()> {
+        match (self, mode) {
+            (ListenerSocket::Tcp(listener), ListenerMode::Tproxy) => {
+                SockRef::from(listener).set_ip_transparent_v4(true)
+            }
+            (ListenerSocket::Tcp(_) | ListenerSocket::Unix(..), _) => Ok(()),
+        }
+    }
+}
+
+impl BoundListener {
+    /// Accepts connections until the listener stops. Each counts at the trackers while it is open. Pauses after a failed accept instead of spinning.
+    pub(super) async fn serve(
         self,
         handler: Arc<ConnectionHandler>,
-        tasks: TaskTracker,
-        mut stop: watch::Receiver<bool>,
+        trackers: [TaskTracker; 2],
+        signals: ListenerSignals,
     ) {
+        let mut stop = signals.stop.clone();
         loop {
             let accepted = tokio::select! {
-                accepted = self.accept() => accepted,
+                accepted = self.accept(&signals) => accepted,
                 _ = stop.wait_for(|stop| *stop) => return,
             };
             match accepted {
                 Ok(accepted) => {
-                    let handler = handler.clone();
-                    tasks.spawn(async move { handler.serve(accepted).await });
+                    let (handler, cut) = (handler.clone(), signals.cut.clone());
+                    let tracked = trackers.each_ref().map(TaskTracker::token);
+                    tokio::spawn(async move {
+                        let _tracked = tracked;
+                        tokio::select! {
+                            () = handler.serve(accepted) => {}
+                            () = wait_for_end(&cut) => {}
+                        }
+                    });
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
@@ -219,8 +225,8 @@ impl BoundListener {
         }
     }
 
-    async fn accept(&self) -> io::Result<AcceptedConnection> {
-        let (socket, source) = match &self.source {
+    async fn accept(&self, signals: &ListenerSignals) -> io::Result<AcceptedConnection> {
+        let (socket, source) = match &*self.source {
             ListenerSocket::Tcp(listener) => {
                 let (stream, source) = listener.accept().await?;
                 stream.set_nodelay(true)?;
@@ -233,6 +239,13 @@ impl BoundListener {
         // A connection without a channel belongs to no sandbox: it is refused and recorded.
         let channels = channel::channels(&socket, &self.attribution, source).unwrap_or_default();
         let original_dst = channel::original_dst(&socket, self.mode).unwrap_or_default();
-        Ok(AcceptedConnection { socket, mode: self.mode, channels, source, original_dst })
+        let listener = signals.clone();
+        Ok(AcceptedConnection { socket, mode: self.mode, channels, source, original_dst, listener })
     }
+}
+
+/// Waits until a connection whose listener was cut must be gone: a moment after the cut, for its record to close.
+async fn wait_for_end(cut: &CutSignal) {
+    cut.wait().await;
+    tokio::time::sleep(CUT_GRACE).await;
 }

@@ -6,6 +6,7 @@ mod explicit;
 mod inbound;
 pub(crate) mod leaf_certs;
 pub(crate) mod listen;
+pub(crate) mod listener_set;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -49,6 +50,16 @@ pub(crate) struct AcceptedConnection {
     pub(crate) source: Option<SocketAddr>,
     /// Where a transparent connection was going. Never dialled.
     pub(crate) original_dst: Option<SocketAddr>,
+    pub(crate) listener: ListenerSignals,
+}
+
+/// What ends the connections of a listener.
+#[derive(Clone, Debug)]
+pub(crate) struct ListenerSignals {
+    /// True once they should finish: no further requests.
+    pub(crate) stop: watch::Receiver<bool>,
+    /// Cuts those that are still open.
+    pub(crate) cut: Arc<CutSignal>,
 }
 
 /// Serves connections.
@@ -59,7 +70,6 @@ pub(crate) struct ConnectionHandler {
     pub(crate) leaf_certs: LeafCerts,
     /// Places for connections without quota that wait for the answer of their refusal.
     pub(crate) refused: Semaphore,
-    pub(crate) stop: watch::Receiver<bool>,
 }
 
 /// How many connections without quota may wait for the answer of their refusal, for at most two seconds each.
@@ -116,7 +126,7 @@ impl ConnectionHandler {
 
     /// Opens the record and identifies the sandbox by its channel.
     fn open(&self, accepted: AcceptedConnection) -> (InboundConnection, Result<SandboxRef, Refusal>) {
-        let AcceptedConnection { socket, mode, channels, source, original_dst } = accepted;
+        let AcceptedConnection { socket, mode, channels, source, original_dst, listener } = accepted;
         let rules = self.shared.rules.load_full();
         let arrival = record::arrival(&channels, source, original_dst);
         let mut record = self.shared.log.open_record(arrival);
@@ -126,7 +136,7 @@ impl ConnectionHandler {
         }
         let stream = PrefixedStream::new(socket);
         let reply_format = ReplyFormat::Undetected;
-        let inbound = InboundConnection { stream, record, rules, reply_format, mode, original_dst };
+        let inbound = InboundConnection { stream, record, rules, reply_format, mode, original_dst, listener };
         (inbound, identified.map_err(Refusal::from))
     }
 
@@ -209,7 +219,7 @@ impl ConnectionHandler {
             Ok(reserved) => reserved,
             Err(refusal) => return inbound.refuse(&refusal.under(&permit)).await,
         };
-        let cut = Arc::new(CutSignal::default());
+        let cut = CutSignal::under(&inbound.listener.cut);
         let terms = DepartureTerms {
             upfront: inbound.stream.ahead.len() as u64,
             treatment: permit.treatment().as_str(),
@@ -253,7 +263,7 @@ impl ConnectionHandler {
             Ok(config) => config,
             Err(refusal) => return inbound.refuse(&refusal).await,
         };
-        let InboundConnection { stream, record, rules, .. } = inbound;
+        let InboundConnection { stream, record, rules, listener, .. } = inbound;
         let (tls, version) = match self.accept_tls(&sandbox, config, stream).await {
             Ok(accepted) => accepted,
             Err(refusal) => {
@@ -263,8 +273,8 @@ impl ConnectionHandler {
             }
         };
         let scope = RequestScope::Host(host, port);
-        let connection = HttpConnection::new(sandbox, scope, &self.shared.limits, record);
-        self.engine.serve(ClientStream::Tls(tls), connection, version, &self.stop).await;
+        let connection = HttpConnection::new(sandbox, scope, &self.shared.limits, record, &listener.cut);
+        self.engine.serve(ClientStream::Tls(tls), connection, version, &listener.stop).await;
     }
 
     async fn accept_tls(
@@ -295,9 +305,9 @@ impl ConnectionHandler {
         scope: RequestScope,
         version: HttpVersion,
     ) {
-        let InboundConnection { stream, record, .. } = inbound;
-        let connection = HttpConnection::new(sandbox, scope, &self.shared.limits, record);
-        self.engine.serve(ClientStream::Plain(stream), connection, version, &self.stop).await;
+        let InboundConnection { stream, record, listener, .. } = inbound;
+        let connection = HttpConnection::new(sandbox, scope, &self.shared.limits, record, &listener.cut);
+        self.engine.serve(ClientStream::Plain(stream), connection, version, &listener.stop).await;
     }
 }
 

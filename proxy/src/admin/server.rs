@@ -35,6 +35,7 @@ use tokio::time::timeout;
 use crate::admin::explain::ExplainRequest;
 use crate::admin::status::{AdminState, grant_json, hanging_files};
 use crate::policy::grants::GrantRequest;
+use crate::policy::store::LoadReport;
 
 /// Largest request head, and largest request body.
 const MAX_REQUEST: usize = 16 << 10;
@@ -236,10 +237,17 @@ async fn reload(state: &AdminState, body: &[u8]) -> Result<Value, CommandError> 
     let wait = options.get("wait").and_then(Value::as_bool).unwrap_or_default();
     match state.reloader.reload().await {
         Ok(loaded) => {
+            let LoadReport { rules, settings } = loaded;
             if wait {
-                loaded.wait_closed(&state.live).await;
+                rules.wait_closed(&state.live).await;
             }
-            Ok(json!({ "generation": loaded.generation(), "cut": loaded.cut_count() }))
+            Ok(json!({
+                "generation": rules.generation(),
+                "cut": rules.cut_count(),
+                "listeners_opened": settings.opened,
+                "listeners_closed": settings.closed,
+                "unapplied": settings.unapplied,
+            }))
         }
         Err(trouble) => {
             let rules = state.rules.load();

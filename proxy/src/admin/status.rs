@@ -16,6 +16,7 @@ use rules::quota::Resource;
 use serde_json::{Value, json};
 
 use crate::accept::ConnectionHandler;
+use crate::accept::listener_set::ListenerSet;
 use crate::admin::pending::PendingList;
 use crate::budget::live::{LiveConnection, LiveConnections};
 use crate::policy::grants::{ActiveGrant, GrantRequest};
@@ -35,7 +36,7 @@ pub struct AdminState {
     /// Set when the self-test has seen a denial.
     pub ready: AtomicBool,
     pub(crate) gate: Option<Arc<ConnectionHandler>>,
-    pub listeners: Vec<String>,
+    pub(crate) listeners: ListenerSet,
     pub started: Instant,
     pub prometheus: PrometheusHandle,
 }
@@ -69,7 +70,8 @@ impl AdminState {
             "version": env!("CARGO_PKG_VERSION"),
             "uptime_seconds": self.started.elapsed().as_secs(),
             "ready": self.ready.load(std::sync::atomic::Ordering::Acquire) && health.ready,
-            "listeners": self.listeners,
+            "listeners": self.listeners.describe(),
+            "unapplied": last.settings.unapplied,
             "policy": {
                 "generation": rules.generation(),
                 "digest": rules.digest().to_string(),
@@ -142,6 +144,7 @@ impl AdminState {
         let last = self.reloader.last_load();
         gauge!("sandbar_policy_age_seconds").set(last.at.elapsed().as_secs_f64());
         gauge!("sandbar_policy_stale").set(if last.trouble.is_some() { 1.0 } else { 0.0 });
+        gauge!("sandbar_unapplied_settings").set(last.settings.unapplied.len() as f64);
         gauge!("sandbar_grants").set(self.reloader.grants.list().len() as f64);
         gauge!("sandbar_pending").set(self.pending.list().len() as f64);
         gauge!("sandbar_hanging_files").set(hanging_files().len() as f64);

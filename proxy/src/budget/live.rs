@@ -13,14 +13,20 @@ use tokio_util::sync::CancellationToken;
 
 use crate::budget::ledger::Charges;
 
-/// Cuts one connection or stream, and keeps the reason.
+/// Cuts one connection or stream, and keeps the reason. A cut of its parent, the listener's, cuts it, too.
 #[derive(Debug, Default)]
 pub(crate) struct CutSignal {
     token: CancellationToken,
     reason: OnceLock<Reason>,
+    parent: Option<Arc<CutSignal>>,
 }
 
 impl CutSignal {
+    pub(crate) fn under(parent: &Arc<CutSignal>) -> Arc<Self> {
+        let (token, reason) = (parent.token.child_token(), OnceLock::new());
+        Arc::new(CutSignal { token, reason, parent: Some(parent.clone()) })
+    }
+
     /// Cuts the connection. The first reason wins.
     pub(crate) fn trigger(&self, reason: Reason) {
         self.reason.get_or_init(|| reason);
@@ -35,7 +41,8 @@ impl CutSignal {
 
     /// The reason of the cut, if there was one.
     pub(crate) fn reason(&self) -> Option<Reason> {
-        self.reason.get().copied()
+        let inherited = || self.parent.as_ref().and_then(|parent| parent.reason());
+        self.reason.get().copied().or_else(inherited)
     }
 }
 

@@ -74,6 +74,8 @@ pub(crate) struct HttpConnection {
     deadline: Instant,
     /// Its channel belongs to another sandbox by now, or to none: it takes no more requests.
     disowned: CancellationToken,
+    /// Cuts every request on it, with all others of its listener.
+    listener_cut: Arc<CutSignal>,
     record: Mutex<OpenRecord>,
 }
 
@@ -156,6 +158,7 @@ impl HttpConnection {
         scope: RequestScope,
         limits: &TrafficLimits,
         record: OpenRecord,
+        listener_cut: &Arc<CutSignal>,
     ) -> Self {
         let pinned = match &scope {
             RequestScope::Host(host, _) => OnceLock::from(host.clone()),
@@ -163,7 +166,8 @@ impl HttpConnection {
         };
         let deadline = Instant::now() + limits.connection();
         let (disowned, record) = (CancellationToken::new(), Mutex::new(record));
-        HttpConnection { sandbox, scope, pinned, deadline, disowned, record }
+        let listener_cut = listener_cut.clone();
+        HttpConnection { sandbox, scope, pinned, deadline, disowned, listener_cut, record }
     }
 
     pub(crate) fn scheme(&self) -> UrlScheme {
@@ -235,7 +239,7 @@ impl RequestMonitor {
         Arc::new(RequestMonitor {
             connection: connection.clone(),
             version,
-            cut: Arc::default(),
+            cut: CutSignal::under(&connection.listener_cut),
             byte_count: Mutex::default(),
             broken: AtomicBool::new(false),
             answered: AtomicBool::new(false),

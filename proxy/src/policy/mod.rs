@@ -3,6 +3,7 @@
 pub mod files;
 pub mod grants;
 pub(crate) mod identities;
+pub(crate) mod settings;
 pub mod source;
 pub mod store;
 pub(crate) mod watch;

@@ -17,7 +17,6 @@
 //! end of grants and everything else on the runtime go on.
 
 use std::fs;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
@@ -25,7 +24,8 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use audit::{Lifecycle, LifecycleEvent, Log};
-use rules::configuration::OnInvalid;
+use rules::configuration::{Configuration, OnInvalid};
+use rules::load::read_configuration;
 use rules::policy::PolicyDigest;
 use rules::policy_test::TestOutcome;
 use rules::{Decision, LoadSources, RuleSet, TimedState, recompile};
@@ -38,6 +38,7 @@ use crate::budget::live::{LiveConnection, LiveConnections};
 use crate::budget::quota::Quotas;
 use crate::policy::grants::{self, ActiveGrant, GrantRequest, GrantStore};
 use crate::policy::identities::{AssignedIdentity, IdentityStore};
+use crate::policy::settings::{AppliedSettings, InstanceSettings, PreparedSettings};
 use crate::policy::source::PolicySource;
 use crate::policy::watch::FileWatcher;
 use crate::report::diagnostics::render_plain;
@@ -65,8 +66,8 @@ const MISSING_RETRIES: usize = 3;
 /// Owns the rules in force: loads, grants, identities, expiry.
 pub(crate) struct PolicyStore {
     pub(crate) source: PolicySource,
-    /// Addresses on which Sandbar itself listens.
-    pub(crate) own: Vec<SocketAddr>,
+    /// Applies the rest of the configuration.
+    pub(crate) settings: Arc<dyn InstanceSettings>,
     pub(crate) rules: Arc<ArcSwap<RuleSet>>,
     pub(crate) identities: IdentityStore,
     pub(crate) live: Arc<LiveConnections>,
@@ -99,6 +100,15 @@ pub(crate) struct LoadStatus {
     digest: Option<PolicyDigest>,
     /// The files to watch.
     files: Vec<PathBuf>,
+    /// What became of the configuration's other settings, in the last load that changed something.
+    pub(crate) settings: AppliedSettings,
+}
+
+/// What a load changed.
+#[derive(Debug)]
+pub(crate) struct LoadReport {
+    pub(crate) rules: LoadOutcome,
+    pub(crate) settings: AppliedSettings,
 }
 
 /// The result of a load.
@@ -113,7 +123,7 @@ pub(crate) enum LoadOutcome {
 impl LoadStatus {
     pub(crate) fn from_sources(sources: &LoadSources) -> Self {
         let (digest, files) = (Some(sources.digest()), source_files(sources));
-        LoadStatus { at: Instant::now(), trouble: None, digest, files }
+        LoadStatus { at: Instant::now(), trouble: None, digest, files, settings: AppliedSettings::default() }
     }
 }
 
@@ -133,7 +143,7 @@ impl PolicyStore {
     /// # Errors
     ///
     /// As [`PolicyStore::load_now`]; or says which file does not answer. The load then goes on without us.
-    pub(crate) async fn reload(self: &Arc<Self>) -> Result<LoadOutcome, String> {
+    pub(crate) async fn reload(self: &Arc<Self>) -> Result<LoadReport, String> {
         let store = self.clone();
         let loaded = self.loader.run(move || store.load_now());
         match wait_for_files(LOADER, loaded).await {
@@ -147,14 +157,14 @@ impl PolicyStore {
     /// # Errors
     ///
     /// Returns the problems with their locations. The rules in force stay, unless `on_invalid = "deny"`.
-    pub(crate) fn load_now(&self) -> Result<LoadOutcome, String> {
+    pub(crate) fn load_now(&self) -> Result<LoadReport, String> {
         let _loading = sys::lock(&self.loading);
         let loaded = self.load();
         sys::memory::release_freed();
         loaded
     }
 
-    fn load(&self) -> Result<LoadOutcome, String> {
+    fn load(&self) -> Result<LoadReport, String> {
         let started = Instant::now();
         let sources = match self.read_sources() {
             Ok(sources) => sources,
@@ -164,22 +174,36 @@ impl PolicyStore {
         let before = self.rules.load_full();
         let last = self.last_load();
         if last.digest == Some(digest) {
-            let same = LoadOutcome::Same { generation: before.generation() };
-            return last.trouble.map_or(Ok(same), Err);
+            let rules = LoadOutcome::Same { generation: before.generation() };
+            let AppliedSettings { unapplied, .. } = last.settings;
+            let settings = AppliedSettings { unapplied, ..AppliedSettings::default() };
+            return last.trouble.map_or(Ok(LoadReport { rules, settings }), Err);
         }
         sys::lock(&self.last).files = files;
-        let compiled = self.compile(&before, sources);
-        match compiled {
-            Ok(fresh) => {
-                let loaded = self.activate(before, fresh, digest);
-                metrics::observe_reload(started.elapsed());
-                if let LoadOutcome::Fresh { generation, cut } = &loaded {
-                    tracing::info!(generation, cut = cut.len(), "policies loaded");
-                }
-                Ok(loaded)
-            }
-            Err(trouble) => Err(self.reject(trouble, Some(digest))),
+        let (fresh, configuration) =
+            self.compile(&before, sources).map_err(|trouble| self.reject(trouble, Some(digest)))?;
+        // Without a digest: whatever is in the way may be gone at the next load of the same files.
+        let settings = configuration.as_ref().map(|configuration| self.settings.prepare(configuration));
+        let settings = settings.transpose().map_err(|error| self.reject(format!("{error:#}"), None))?;
+        let rules = self.activate(before, fresh, digest);
+        let settings = settings.map(PreparedSettings::apply).unwrap_or_default();
+        metrics::observe_reload(started.elapsed());
+        let report = LoadReport { rules, settings };
+        self.report_load(&report);
+        Ok(report)
+    }
+
+    /// Says what a load changed, in the log of the program and in a record.
+    fn report_load(&self, report: &LoadReport) {
+        let said = report.settings.describe();
+        if let LoadOutcome::Fresh { generation, cut } = &report.rules {
+            tracing::info!(generation, cut = cut.len(), settings = said.as_deref(), "policies loaded");
+            self.record_event(LifecycleEvent::PolicyLoaded, said.as_deref());
         }
+        if !report.settings.unapplied.is_empty() {
+            tracing::warn!("not applied until a restart: {}", report.settings.unapplied.join(", "));
+        }
+        sys::lock(&self.last).settings = report.settings.clone();
     }
 
     /// Reads the files, and again while one of them is being written: half of a list is a valid list, too.
@@ -204,16 +228,23 @@ impl PolicyStore {
     }
 
     /// Compiles what was read and runs the policies' own tests.
-    fn compile(&self, before: &RuleSet, read: LoadSources) -> Result<RuleSet, String> {
+    fn compile(
+        &self,
+        before: &RuleSet,
+        read: LoadSources,
+    ) -> Result<(RuleSet, Option<Configuration>), String> {
         let generation = before.generation() + 1;
-        let sources = LoadSources { generation, own: self.own.clone(), ..read };
+        let configuration = read.operator.as_ref().map(read_configuration).transpose();
+        let configuration = configuration.map_err(|problems| render_plain(&problems))?;
+        let own = configuration.as_ref().map(Configuration::listen_addresses).unwrap_or_default();
+        let sources = LoadSources { generation, own, ..read };
         let rules = recompile(before, &sources, &[]).map_err(|problems| render_plain(&problems))?;
         let rules = self.identities.apply(rules).map_err(|error| format!("{error:#}"))?;
         self.quotas.check(&rules).map_err(|error| error.to_string())?;
         let outcomes = rules.run_tests();
         let failed: Vec<String> =
             outcomes.iter().filter(|one| !one.has_passed()).map(describe_failure).collect();
-        if failed.is_empty() { Ok(rules) } else { Err(failed.join("\n")) }
+        if failed.is_empty() { Ok((rules, configuration)) } else { Err(failed.join("\n")) }
     }
 
     /// Publishes new rules, unless their files equal those in force.
@@ -228,7 +259,6 @@ impl PolicyStore {
         self.ledger.admit_sandboxes(&fresh);
         let loaded = self.publish(fresh, &mut sys::lock(&self.timed));
         metrics::count_reload("loaded");
-        self.record_event(LifecycleEvent::PolicyLoaded, None);
         drop(before); // frees a large rule set here, not on a thread that serves traffic
         loaded
     }
@@ -243,10 +273,10 @@ impl PolicyStore {
             return trouble;
         }
         let what = match self.on_invalid {
-            OnInvalid::Deny => "denying everything until they are valid",
+            OnInvalid::Deny => "denying everything until they can",
             OnInvalid::Keep => "keeping the rules in force",
         };
-        tracing::error!("invalid policies, {what}:\n{trouble}");
+        tracing::error!("the configuration and policies cannot be loaded, {what}:\n{trouble}");
         self.record_event(LifecycleEvent::PolicyRejected, Some(&trouble));
         metrics::count_reload("refused");
         let rules = self.rules.load_full();

@@ -23,6 +23,10 @@ pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
         "sandbar_revoked_total",
         "Connections and streams cut because they lost their permission."
     );
+    describe_gauge!(
+        "sandbar_unapplied_settings",
+        "Changed parts of the configuration that take effect with a restart only."
+    );
     describe_gauge!("sandbar_policy_stale", "1 while the policies on disk are invalid.");
     describe_counter!("sandbar_sent_bytes_total", "Bytes from sandboxes.");
     describe_counter!("sandbar_received_bytes_total", "Bytes to sandboxes.");
