@@ -135,6 +135,8 @@ pub(crate) fn refusal_from_error(error: &Error) -> Option<Refusal> {
     }
     let reason = match (error.esource(), error.etype()) {
         (ErrorSource::Downstream, ErrorType::InvalidHTTPHeader | ErrorType::H1Error) => Reason::BadRequest,
+        // The client owes the rest of its body: nothing else is read from it while a request is under way.
+        (ErrorSource::Downstream, ErrorType::ReadTimedout) => Reason::BodyLate,
         (ErrorSource::Downstream, _) => return None,
         (_, ErrorType::InternalError) => Reason::Internal,
         (_, ErrorType::ConnectTimedout | ErrorType::ReadTimedout | ErrorType::WriteTimedout) => {
