@@ -79,6 +79,10 @@ pub enum ProblemKind {
     #[error("{0}")]
     Pointless(String),
     #[error(
+        "{owner} uses memory, and rule `{rule}` passes bytes unseen to a host that may not receive recalled text; intercept TLS, or set `memory = \"may-receive\"` or `signals = {{ memory_flow = \"off\" }}`"
+    )]
+    OpaqueBesideMemory { owner: String, rule: String },
+    #[error(
         "{other} (line {line}) listens on the same address: a process that reaches both ports chooses which sandbox it is"
     )]
     SharedAddress { other: String, line: u32 },

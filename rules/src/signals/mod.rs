@@ -10,6 +10,7 @@ pub mod content;
 pub mod decode;
 pub mod flow;
 pub mod secrets;
+pub mod settings;
 pub mod shape;
 
 use std::fmt;
