@@ -328,6 +328,7 @@ impl AttemptState {
             channel: Some(&self.arrival.channel),
             attempted: (stage.result().1 == DENIED || self.is_refused()).then(|| self.attempted()).flatten(),
             carried: verdict.and_then(|verdict| verdict.treatment),
+            inspected: verdict.and_then(|verdict| verdict.inspected),
             credential: verdict.and_then(|verdict| verdict.credential.as_ref()),
             identity: match &self.facts {
                 RecordedFacts::Memory(call) => Some(call.checked),
