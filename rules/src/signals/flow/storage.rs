@@ -131,7 +131,7 @@ impl Storage {
     /// Returns the slots in which an entry with this hash can be, in order of probing.
     fn slots(&self, hash: u64) -> impl Iterator<Item = usize> {
         let slots = self.hashes.len();
-        let first = (u128::from(hash) * slots as u128 >> 64) as usize;
+        let first = ((u128::from(hash) * slots as u128) >> 64) as usize;
         (first..slots).chain(0..first)
     }
 }

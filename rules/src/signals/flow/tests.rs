@@ -1,4 +1,5 @@
 //! Tests of the guarantee: what is recognised, what is not, and that nothing grows without bound (P15).
+#![allow(clippy::string_slice, reason = "the texts of these tests are ASCII")]
 
 use std::time::Duration;
 
