@@ -1,11 +1,13 @@
 //! Benchmarks the detectors of recalled text and of canaries over prose, JSON, source code and base64.
 
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use rules::ids::BankId;
 use rules::signals::ViewMatcher;
+use rules::signals::canary::{CanaryScanner, CanarySet, CanaryShape, RANDOM_BYTES, make};
 use rules::signals::flow::{FlowKey, FlowLimits, FlowMatcher, FlowRules, FlowTable, MAX_FINGERPRINTS};
 
 const NOW: u64 = 1_800_000_000;
@@ -24,9 +26,11 @@ fn main() {
         .sample_size(20);
     bench_matcher(&mut criterion);
     bench_fingerprinter(&mut criterion);
+    bench_scanner(&mut criterion);
     criterion.final_summary();
 }
 
+#[allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 fn bench_matcher(criterion: &mut Criterion) {
     for size in [0, 10_000, 1_000_000] {
         let mut table = table(size);
@@ -50,6 +54,7 @@ fn bench_matcher(criterion: &mut Criterion) {
     }
 }
 
+#[allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 fn bench_fingerprinter(criterion: &mut Criterion) {
     let prose = texts().swap_remove(0).1;
     let bank = bank();
@@ -74,6 +79,35 @@ fn bench_fingerprinter(criterion: &mut Criterion) {
     group.bench_function("known", |bencher| {
         bencher.iter(|| table.insert_text(&bank, black_box(&prose), NOW));
     });
+}
+
+fn bench_scanner(criterion: &mut Criterion) {
+    for count in [1, 100] {
+        let set = Arc::new(canaries(count));
+        let mut group = criterion.benchmark_group(format!("canary/{count}"));
+        group.throughput(Throughput::Bytes(LENGTH as u64));
+        for (kind, text) in texts() {
+            let mut scanner = CanaryScanner::new(Arc::clone(&set));
+            group.bench_function(BenchmarkId::from_parameter(kind), |bencher| {
+                bencher.iter(|| {
+                    for chunk in text.as_bytes().chunks(16 * 1024) {
+                        scanner.scan(black_box(chunk));
+                    }
+                });
+            });
+        }
+    }
+}
+
+/// Returns canaries of all shapes in turn.
+fn canaries(count: usize) -> CanarySet {
+    let mut random = Random(5);
+    let shapes = CanaryShape::ALL.iter().cycle().skip(2).take(count).enumerate();
+    let canaries = shapes.map(|(at, shape)| {
+        let random: Vec<u8> = (0..RANDOM_BYTES).map(|_| random.next() as u8).collect();
+        make(*shape, &format!("canary-{at}"), &random).unwrap_or_else(|error| panic!("{error}"))
+    });
+    CanarySet::new(canaries.collect()).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn key() -> FlowKey {

@@ -16,9 +16,9 @@
 //! # False alarms
 //!
 //! A given piece of six characters is in 10 MB of random base64 (1,000 requests of 10 KB within one window) with a
-//! chance of about 1 in 180; other content has far fewer. An alarm needs three to five pieces that complement each
-//! other. For one canary and those 10 MB, the chance is below 1 in 2,000,000 for each shape, and for 100 canaries
-//! below 1 in 20,000.
+//! chance of about 1 in 180; prose, JSON and code have far fewer. An alarm needs three to five pieces that complement
+//! each other. In those 10 MB the chance is below 1 in 1,000,000 for one canary of any shape, and below 1 in 10,000
+//! for 100 canaries.
 
 mod scan;
 #[cfg(test)]

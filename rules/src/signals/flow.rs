@@ -17,14 +17,16 @@
 //! are runs with [`GRAM`] characters in a row of which fewer than [`MIN_DISTINCT`] differ, such as a nil UUID: they
 //! say nothing about where they come from.
 //!
-//! # Why one side is sampled
+//! # Why this sampling
 //!
-//! The table keeps one gram of every [`SAMPLE_DISTANCE`], and the matcher looks at every position of what leaves.
-//! Winnowing on both sides has the same guarantee with twice the entries, because its choice depends on the content,
-//! and finding the minimum of each window takes longer than asking a filter that stays in the cache. Keeping every
-//! gram and sampling what leaves needs 25 times the memory. The weakness of sampling by position is that a text that
-//! is recalled again behind other text would be sampled at other places. So the fingerprinter recognises grams that
-//! the table has already and continues from there.
+//! The table keeps the grams at two consecutive positions of every [`PAIR_DISTANCE`], and the matcher looks at every
+//! second position of what leaves: of any two consecutive ones it sees one. Keeping one gram of every 25 and looking
+//! at every position has the same guarantee with half the entries, but takes half as long again. Winnowing on both
+//! sides needs as many entries as this, because its choice depends on the content, and finding the minimum of each
+//! window takes longer than asking a filter that stays in the cache. Keeping every gram needs 12 times the memory.
+//!
+//! The weakness of sampling by position is that a text that is recalled again behind other text would be sampled at
+//! other places. So the fingerprinter recognises pairs that the table has already and continues from there.
 //!
 //! Hashes are cyclic polynomials of 64 bits over secret values per character. Two given grams of ordinary text
 //! collide with a chance of 2^-64. With a million entries, 10 GB of unrelated text raise one false alarm in about
@@ -46,19 +48,19 @@ pub use window::FlowKey;
 /// How many normalised characters one fingerprint covers.
 pub const GRAM: usize = 24;
 
-/// How many characters the starts of two fingerprints of a text are apart at most.
-pub const SAMPLE_DISTANCE: usize = 25;
+/// How many characters the starts of two pairs of fingerprints of a text are apart at most.
+pub const PAIR_DISTANCE: usize = 24;
 
 /// The shortest run of normalised characters that is always recognised.
-pub const GUARANTEED_RUN: usize = GRAM + SAMPLE_DISTANCE - 1;
+pub const GUARANTEED_RUN: usize = GRAM + PAIR_DISTANCE;
 
 /// How many different characters a fingerprint needs.
 pub const MIN_DISTINCT: usize = 4;
 
-/// Most fingerprints in a table, about 26 MB of recalled text.
+/// Most fingerprints in a table, about 15 MB of recalled text.
 pub const MAX_FINGERPRINTS: usize = 1 << 20;
 
-/// Fingerprints in a table unless the caller says otherwise, about 6.5 MB of recalled text.
+/// Fingerprints in a table unless the caller says otherwise, about 4 MB of recalled text.
 pub const DEFAULT_FINGERPRINTS: usize = 1 << 18;
 
 /// Most banks that a table has labels for.

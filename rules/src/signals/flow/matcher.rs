@@ -117,7 +117,7 @@ impl FlowMatcher {
         }
         self.fed = self.fed.saturating_add(bytes.len());
         let (snapshot, now, found) = (&self.snapshot, self.now, &mut self.found);
-        self.window.feed(bytes, |characters, hash, _| {
+        self.window.feed_alternate(bytes, |characters, hash| {
             if snapshot.storage.may_contain(hash) {
                 found.look_up(snapshot, hash, characters, now);
             }
@@ -145,8 +145,8 @@ impl Found {
                 self.matches.push(FlowMatch { bank: bank.clone(), characters: 0 });
                 (self.matches.len() - 1, 0)
             });
-            // Around one matching gram, a run has up to SAMPLE_DISTANCE - 1 more characters on either side, so 24 on
-            // average, and the next gram of the same run adds its distance.
+            // Around one matching gram, a run has up to 24 more characters on either side, so 24 on average, and the
+            // next gram of the same run adds its distance.
             let run = GUARANTEED_RUN as u64;
             if let Some(found) = self.matches.get_mut(*at) {
                 let added =

@@ -8,7 +8,7 @@ use super::storage::{Entry, Insertion, MIN_CAPACITY, Storage};
 use super::window::{FlowKey, Window};
 use super::{
     DEFAULT_FINGERPRINTS, FlowMatch, FlowMatcher, FlowRules, GRAM, MAX_BANKS, MAX_FINGERPRINTS, MIN_DISTINCT,
-    SAMPLE_DISTANCE,
+    PAIR_DISTANCE,
 };
 use crate::ids::BankId;
 
@@ -265,36 +265,53 @@ impl Labels {
 pub struct Fingerprinter {
     window: Window,
     bank: BankId,
-    /// Where the last gram ended that the table has.
-    last: Option<u64>,
+    sample: Sample,
+}
+
+/// How far the sampling of a text is. A pair counts as well if the table has it already.
+#[derive(Debug, Default)]
+struct Sample {
+    /// Where the first gram of the last pair ended.
+    pair: Option<u64>,
+    /// The table has the gram before this one.
+    is_known: bool,
+    /// The gram before this one was the first of a pair.
+    is_half: bool,
 }
 
 impl Fingerprinter {
     /// Makes one for a table with the same key.
     pub fn new(key: &FlowKey, bank: &BankId) -> Self {
-        Fingerprinter { window: Window::new(key), bank: bank.clone(), last: None }
+        Fingerprinter { window: Window::new(key), bank: bank.clone(), sample: Sample::default() }
     }
 
     /// Takes the next bytes of the text. A character may be split between two calls.
     pub fn feed(&mut self, table: &mut FlowTable, bytes: &[u8], now: u64) {
         let now = seconds(now);
-        let (bank, last) = (&self.bank, &mut self.last);
+        let (bank, sample) = (&self.bank, &mut self.sample);
         self.window.feed(bytes, |characters, hash, gram| {
             if characters < GRAM as u64 {
                 return;
             }
-            let is_due = last.is_none_or(|last| characters - last >= SAMPLE_DISTANCE as u64);
-            if (is_due && is_distinct(gram)) || table.contains(bank, hash) {
-                table.insert(bank, hash, now);
-                *last = Some(characters);
+            let is_due = sample.pair.is_none_or(|pair| characters - pair >= PAIR_DISTANCE as u64);
+            let begins = is_due && is_distinct(gram);
+            if !begins && !sample.is_half && !table.contains(bank, hash) {
+                sample.is_known = false;
+                return;
             }
+            table.insert(bank, hash, now);
+            match sample.is_known {
+                true => (sample.pair, sample.is_half) = (Some(characters - 1), false),
+                false => sample.is_half = is_due,
+            }
+            sample.is_known = true;
         });
     }
 
     /// Ends the text. The fingerprinter is ready for the next one of the same bank.
     pub fn finish(&mut self) {
         self.window.clear();
-        self.last = None;
+        self.sample = Sample::default();
     }
 }
 

@@ -145,13 +145,35 @@ impl Window {
     pub(super) fn feed(&mut self, bytes: &[u8], mut each: impl FnMut(u64, u64, &[u64; GRAM])) {
         for chunk in bytes.chunks(CHUNK) {
             let added = self.normalize(chunk);
-            let Some(values) = self.values.get(..GRAM + added) else { return };
-            let (mut hash, mut characters) = (self.hash, self.characters);
-            for window in values.array_windows::<{ GRAM + 1 }>() {
+            for window in self.values.array_windows::<{ GRAM + 1 }>().take(added) {
                 let ([outgoing, gram @ ..], [.., incoming]) = (window, window);
-                hash = hash.rotate_left(1) ^ incoming ^ outgoing.rotate_left(GRAM as u32);
+                self.hash = roll(self.hash, *incoming, *outgoing);
+                self.characters += 1;
+                each(self.characters, spread(self.hash), gram);
+            }
+            self.values.copy_within(added..added + GRAM, 0);
+        }
+    }
+
+    /// Takes the next bytes of the text. Calls `each` at least for every second character, with the number of
+    /// characters so far and the hash of the last [`GRAM`].
+    pub(super) fn feed_alternate(&mut self, bytes: &[u8], mut each: impl FnMut(u64, u64)) {
+        for chunk in bytes.chunks(CHUNK) {
+            let added = self.normalize(chunk);
+            let (outgoing, incoming) = (self.values.get(..added), self.values.get(GRAM..GRAM + added));
+            let (outgoing, last_outgoing) = outgoing.unwrap_or_default().as_chunks::<2>();
+            let (incoming, last_incoming) = incoming.unwrap_or_default().as_chunks::<2>();
+            let (mut hash, mut characters) = (self.hash, self.characters);
+            for ([first, second], [first_out, second_out]) in incoming.iter().zip(outgoing) {
+                // Two steps at once: what enters and leaves is combined beside the chain of hashes.
+                hash = hash.rotate_left(2) ^ roll(roll(0, *first, *first_out), *second, *second_out);
+                characters += 2;
+                each(characters, spread(hash));
+            }
+            if let ([incoming], [outgoing]) = (last_incoming, last_outgoing) {
+                hash = roll(hash, *incoming, *outgoing);
                 characters += 1;
-                each(characters, hash.wrapping_mul(SPREAD).max(1), gram);
+                each(characters, spread(hash));
             }
             (self.hash, self.characters) = (hash, characters);
             self.values.copy_within(added..added + GRAM, 0);
@@ -219,6 +241,18 @@ impl Window {
             rest = rest.get(length..).unwrap_or_default();
         }
     }
+}
+
+/// Returns the hash after one character entered and one left.
+#[inline(always)]
+fn roll(hash: u64, incoming: u64, outgoing: u64) -> u64 {
+    hash.rotate_left(1) ^ incoming ^ outgoing.rotate_left(GRAM as u32)
+}
+
+/// Returns the hash as the table keeps it, never 0.
+#[inline(always)]
+fn spread(hash: u64) -> u64 {
+    hash.wrapping_mul(SPREAD).max(1)
 }
 
 /// What stands at the beginning of some bytes, of which the first is not ASCII.
