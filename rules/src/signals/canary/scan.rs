@@ -20,10 +20,11 @@ const STRIDE: usize = MIN_PIECE - GROUP + 1;
 /// How many bytes at the end of a piece of content may continue in the next.
 const TAIL: usize = MIN_SENTENCE_PIECE - 1;
 
-/// Bits of filter per group; one of 32 unknown groups passes at most.
-const FILTER_BITS: usize = 32;
+/// Bits of filter per group, so that at most one of 64 unknown groups passes in a set of usual size.
+const FILTER_BITS: usize = 64;
 
-/// The filter's bits at most: 32 KB stay in the first cache.
+/// The filter's bits at least and at most: 1 KB, and 32 KB, which stay in the first cache.
+const MIN_FILTER_BITS: usize = 1 << 13;
 const MAX_FILTER_BITS: usize = 1 << 18;
 
 /// Makes ASCII letters lower case, and mixes up a few other characters, which the filter may.
@@ -97,7 +98,7 @@ impl CanarySet {
                 }
             }
         }
-        let bits = (groups.len() * FILTER_BITS).next_power_of_two().clamp(64, MAX_FILTER_BITS);
+        let bits = (groups.len() * FILTER_BITS).next_power_of_two().clamp(MIN_FILTER_BITS, MAX_FILTER_BITS);
         let shift = u32::BITS - bits.trailing_zeros();
         let mut filter = vec![0_u64; bits / 64].into_boxed_slice();
         for group in groups.keys() {
@@ -137,7 +138,9 @@ impl CanarySet {
             // One branch for four groups: hardly any passes.
             if groups.iter().fold(false, |any, group| any | self.may_contain(*group)) {
                 for (step, group) in groups.into_iter().enumerate() {
-                    self.look_up(bytes, at + step * STRIDE, group, covered);
+                    if self.may_contain(group) {
+                        self.look_up(bytes, at + step * STRIDE, group, covered);
+                    }
                 }
             }
             at += BLOCK;
