@@ -29,8 +29,8 @@
 //! other places. So the fingerprinter recognises pairs that the table has already and continues from there.
 //!
 //! Hashes are cyclic polynomials of 64 bits over secret values per character. Two given grams of ordinary text
-//! collide with a chance of 2^-64. With a million entries, 10 GB of unrelated text raise one false alarm in about
-//! 2,000 cases. No pair of grams is worse than 2^-41.
+//! collide with a chance of 2^-64, so that 10 GB of unrelated text against a million entries raise a false alarm with
+//! a chance below 1 in 2,000. No pair of different grams is worse than 2^-41.
 
 mod matcher;
 mod storage;
