@@ -7,6 +7,7 @@ use rules::load::problem::Problem;
 use rules::load::{list_files, policy_dir};
 use rules::pattern::{HostPattern, PatternWidth};
 use rules::probe::PolicyProbe;
+use rules::signals::flow::{FlowKey, FlowLimits, FlowTable};
 use rules::url_path::{CanonicalPath, PathPattern, RequestPath};
 use rules::{DomainName, Host, LoadSources, RuleSet, SourceFile, compile};
 
@@ -21,6 +22,22 @@ pub(super) fn name(data: &[u8]) {
     assert_eq!(DomainName::parse(name.as_str()).as_ref(), Ok(&name));
     assert!(name.as_str().parse::<std::net::IpAddr>().is_err(), "{name:?} is an address");
     assert_eq!(Host::parse(name.as_str()), Ok(Host::Name(name.clone())));
+}
+
+/// Stored fingerprints are refused, or read and stored again with the same entries. The same bytes as content are
+/// never recognised in an empty table.
+pub(super) fn flow_table(data: &[u8]) {
+    let (key, limits) = (FlowKey::new(&[7; 32]), FlowLimits::default());
+    let mut valid = FlowTable::new(&key, limits).to_bytes();
+    valid.truncate(13);
+    valid.extend_from_slice(data);
+    for bytes in [data, &valid] {
+        let Ok(table) = FlowTable::from_bytes(&key, limits, bytes, 1) else { continue };
+        let again = FlowTable::from_bytes(&key, limits, &table.to_bytes(), 1);
+        assert_eq!(again.map(|again| again.len()).ok(), Some(table.len()));
+    }
+    let text = String::from_utf8_lossy(data);
+    assert!(FlowTable::new(&key, limits).snapshot().match_text(&text, 1).is_empty());
 }
 
 /// A pattern is refused, or prints as an equal pattern.

@@ -166,4 +166,9 @@ proptest! {
     fn operator(data in any_input(CONFIGURATION_WORDS)) {
         checks::operator(&data);
     }
+
+    #[test]
+    fn flow_table(data in any_input(&["\0", "\0\x01", "\0\0\0\x01", "\x01a", "\x02b:", "SFLW", "\x01\x02\x03\x04", "\x7f"])) {
+        checks::flow_table(&data);
+    }
 }
