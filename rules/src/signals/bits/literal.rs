@@ -5,7 +5,7 @@
 pub(crate) const BIT: u64 = 1_000_000;
 
 /// The alphabets, from the smallest: what one symbol costs in each. A literal names its class with 3 bits.
-const CLASSES: [AlphabetClass; 8] = [
+pub(super) const CLASSES: [AlphabetClass; 8] = [
     AlphabetClass { contains: |byte| byte.is_ascii_digit(), size: 10, symbol: 3_321_929 },
     AlphabetClass { contains: |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'), size: 16, symbol: 4 * BIT },
     AlphabetClass { contains: |byte| matches!(byte, b'0'..=b'9' | b'A'..=b'F'), size: 16, symbol: 4 * BIT },
@@ -34,6 +34,7 @@ const CLASS: u64 = 3 * BIT;
 /// A fixed set of bytes, and what one of them costs: log2 of its size, rounded up.
 pub(crate) struct AlphabetClass {
     pub(crate) contains: fn(u8) -> bool,
+    #[cfg_attr(not(test), expect(dead_code, reason = "tests check `symbol` by it"))]
     pub(crate) size: u32,
     symbol: u64,
 }
@@ -41,7 +42,11 @@ pub(crate) struct AlphabetClass {
 /// For each byte, the classes that contain it, one bit each.
 static MEMBERSHIP: std::sync::LazyLock<[u8; 256]> = std::sync::LazyLock::new(|| {
     std::array::from_fn(|byte| {
-        CLASSES.iter().enumerate().filter(|(_, class)| (class.contains)(byte as u8)).fold(0, |set, (at, _)| set | 1 << at)
+        CLASSES
+            .iter()
+            .enumerate()
+            .filter(|(_, class)| (class.contains)(byte as u8))
+            .fold(0, |set, (at, _)| set | 1 << at)
     })
 });
 
@@ -119,9 +124,12 @@ mod tests {
 
     #[test]
     fn choices_are_rounded_up() {
-        for (weight, total, least, most) in
-            [(1, 1, 0, 0), (1, 2, BIT, BIT + 1), (2, 3, 584_962, 584_964), (1, u32::MAX, 31_999_999, 32_000_001)]
-        {
+        for (weight, total, least, most) in [
+            (1, 1, 0, 0),
+            (1, 2, BIT, BIT + 1),
+            (2, 3, 584_962, 584_964),
+            (1, u32::MAX, 31_999_999, 32_000_001),
+        ] {
             let price = choice_price(weight, total);
             assert!((least..=most).contains(&price), "{weight} of {total}: {price}");
         }

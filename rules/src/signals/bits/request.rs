@@ -10,7 +10,7 @@ use crate::signals::SignalPlace;
 /// Components kept per request, and names besides. What a request has beyond is priced as literals.
 pub const COMPONENTS: usize = 1_024;
 /// Segments of a path from this one on share a slot.
-const SEGMENT_SLOTS: usize = 16;
+pub(super) const SEGMENT_SLOTS: usize = 16;
 /// Components that most requests do not exceed.
 const USUAL_COMPONENTS: usize = 48;
 
@@ -77,7 +77,7 @@ pub(crate) enum ComponentPlace<'a> {
 
 /// The kinds of slots. A slot key is a kind combined with a position or the digest of a name.
 #[derive(Clone, Copy)]
-enum SlotKind {
+pub(super) enum SlotKind {
     Method = 1,
     PathLength,
     Segment,
@@ -94,7 +94,7 @@ enum SlotKind {
 
 impl SlotKind {
     /// Returns the key of a slot. Two slots with one key would be priced as one, which is harmless.
-    fn key(self, of: u64) -> u64 {
+    pub(super) fn key(self, of: u64) -> u64 {
         (of ^ (self as u64) << 58).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 }
@@ -124,7 +124,9 @@ impl<'a> RequestComponents<'a> {
     /// Returns the names of a list.
     pub(crate) fn names(&self, content: ComponentContent) -> &[Component<'a>] {
         match content {
-            ComponentContent::List { first, kept, .. } => self.names.get(first..first + kept).unwrap_or_default(),
+            ComponentContent::List { first, kept, .. } => {
+                self.names.get(first..first + kept).unwrap_or_default()
+            }
             ComponentContent::Text | ComponentContent::Name => &[],
         }
     }

@@ -75,7 +75,9 @@ impl HostTable {
     /// Returns the share of `digest` among what `slot` may contain. The shares of the known values and of the unknown
     /// add up to 1.
     pub(super) fn weight(&self, slot: u64, digest: Digest) -> Weight {
-        let Some((at, entry)) = self.find_slot(slot) else { return Weight { weight: 1, total: 1, known: false } };
+        let Some((at, entry)) = self.find_slot(slot) else {
+            return Weight { weight: 1, total: 1, known: false };
+        };
         let unknown = entry.unknown();
         let total = entry.total + unknown;
         match self.find_value(entry.serial, digest) {
@@ -112,7 +114,9 @@ impl HostTable {
         if top_at == value_at {
             return;
         }
-        let Some(top) = self.values.get_mut(usize::from(top_at)).filter(|top| top.serial == serial) else { return };
+        let Some(top) = self.values.get_mut(usize::from(top_at)).filter(|top| top.serial == serial) else {
+            return;
+        };
         let faded = top.count / 4;
         top.count -= faded;
         slot.total -= u32::from(faded);
@@ -139,14 +143,20 @@ impl HostTable {
         }
         for (slot, digest, count) in state.values.iter().take(VALUES) {
             let Some(key) = state.slots.get(usize::from(*slot)) else { continue };
-            let Some((at, serial)) = table.find_slot(*key).map(|(at, slot)| (at, slot.serial)) else { continue };
+            let Some((at, serial)) = table.find_slot(*key).map(|(at, slot)| (at, slot.serial)) else {
+                continue;
+            };
             if table.find_value(serial, *digest).is_some() {
                 continue;
             }
             let value_at = table.insert_value(at, serial, *digest);
             let count = (*count).clamp(1, MOST_COUNTED);
             let top_count = table.slots.get(usize::from(at)).and_then(|slot| {
-                table.values.get(usize::from(slot.top)).filter(|top| top.serial == serial).map(|top| top.count)
+                table
+                    .values
+                    .get(usize::from(slot.top))
+                    .filter(|top| top.serial == serial)
+                    .map(|top| top.count)
             });
             if let (Some(value), Some(slot)) =
                 (table.values.get_mut(usize::from(value_at)), table.slots.get_mut(usize::from(at)))
@@ -171,7 +181,8 @@ impl HostTable {
     }
 
     fn find_value(&self, serial: u32, digest: Digest) -> Option<&ValueEntry> {
-        let at = *self.value_index.find(value_hash(serial, digest), |at| self.value_is(*at, serial, digest))?;
+        let at =
+            *self.value_index.find(value_hash(serial, digest), |at| self.value_is(*at, serial, digest))?;
         self.values.get(usize::from(at))
     }
 
@@ -188,8 +199,7 @@ impl HostTable {
             return at;
         }
         self.serial = self.serial.wrapping_add(1);
-        let entry =
-            SlotEntry { key, serial: self.serial, total: 0, distinct: 0, top: u16::MAX, used: true };
+        let entry = SlotEntry { key, serial: self.serial, total: 0, distinct: 0, top: u16::MAX, used: true };
         let at = if self.slots.len() < SLOTS {
             self.slots.push(entry);
             (self.slots.len() - 1) as u16
@@ -204,8 +214,7 @@ impl HostTable {
             at as u16
         };
         let slots = &self.slots;
-        self.slot_index
-            .insert_unique(key, at, |at| slots.get(usize::from(*at)).map_or(0, |slot| slot.key));
+        self.slot_index.insert_unique(key, at, |at| slots.get(usize::from(*at)).map_or(0, |slot| slot.key));
         at
     }
 
@@ -223,7 +232,8 @@ impl HostTable {
                 if let Ok(index) = self.value_index.find_entry(hash, |other| usize::from(*other) == at) {
                     index.remove();
                 }
-                if let Some(slot) = self.slots.get_mut(usize::from(old.slot)).filter(|slot| slot.serial == old.serial)
+                if let Some(slot) =
+                    self.slots.get_mut(usize::from(old.slot)).filter(|slot| slot.serial == old.serial)
                 {
                     slot.total -= u32::from(old.count);
                     slot.distinct -= 1;
