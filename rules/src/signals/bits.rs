@@ -36,10 +36,11 @@ mod window;
 
 pub use digest::{Digest, DigestKey};
 pub use request::{COMPONENTS, RequestComponents, RequestParts};
-pub use table::{SLOTS, VALUES};
+pub use table::{HOST_BYTES, SLOTS, VALUES};
 pub use window::{BitWindow, BitsExhausted, WINDOW_MS};
 
-pub(crate) use request::{Component, ComponentContent, ComponentPlace};
+pub(crate) use request::{Component, ComponentContent, ComponentPlace, cookie_slot};
+pub(crate) use table::clock;
 
 use serde::{Deserialize, Serialize};
 
@@ -49,8 +50,6 @@ use table::{HostTable, TableState, Weight};
 
 /// Hosts remembered per sandbox. The one that was used least recently is forgotten first.
 pub const HOSTS: usize = 64;
-/// What one host takes in memory at most, and so 64 times that for a sandbox.
-pub const HOST_BYTES: usize = 64 << 10;
 /// What a charged request that does not leave costs in addition.
 pub const WITHDRAWN_MILLIBITS: u64 = 8_000;
 /// Components that a price names.
@@ -99,6 +98,9 @@ pub struct AccountState {
 
 impl HeaderAccount {
     /// Opens the account of a sandbox that said nothing yet.
+    ///
+    /// The first request to a host pays for all its fields, about 2,000 bits. A state that was made before the sandbox
+    /// started, by known clients, makes what they say cheap from the start and keeps the bound.
     pub fn new(key: DigestKey) -> Self {
         HeaderAccount { key, hosts: Vec::new(), uses: 0 }
     }
@@ -216,8 +218,9 @@ impl HostTable {
             return;
         }
         for component in request.components() {
-            if !self.weight(component.slot, component.digest).known {
-                for name in request.names(component.content) {
+            let names = request.names(component.content);
+            if !names.is_empty() && !self.weight(component.slot, component.digest).known {
+                for name in names {
                     self.learn(name.slot, name.digest);
                 }
             }

@@ -37,6 +37,7 @@ pub struct RequestComponents<'a> {
     identity: Digest,
     /// Price of what exceeds [`COMPONENTS`].
     excess: u64,
+    key: DigestKey,
 }
 
 /// One choice that a request makes.
@@ -114,7 +115,7 @@ impl<'a> RequestComponents<'a> {
         splitter.query(parts.query);
         splitter.fields(parts.fields);
         let Splitter { components, names, identity, excess, .. } = splitter;
-        RequestComponents { components, names, identity: identity.finish(), excess }
+        RequestComponents { components, names, identity: identity.finish(), excess, key: *key }
     }
 
     pub(crate) fn components(&self) -> &[Component<'a>] {
@@ -133,6 +134,11 @@ impl<'a> RequestComponents<'a> {
 
     pub(crate) fn identity(&self) -> Digest {
         self.identity
+    }
+
+    /// Returns the key that the digests were made with.
+    pub(crate) fn key(&self) -> &DigestKey {
+        &self.key
     }
 
     pub(crate) fn excess(&self) -> u64 {
@@ -154,6 +160,11 @@ impl ComponentPlace<'_> {
             ComponentPlace::Cookie(name) => SignalPlace::Cookie(text(name)),
         }
     }
+}
+
+/// Returns the slot of the values of a cookie.
+pub(crate) fn cookie_slot(key: &DigestKey, name: &[u8]) -> u64 {
+    SlotKind::CookieValue.key(key.digest(name).0)
 }
 
 struct Splitter<'k, 'a> {
@@ -196,15 +207,13 @@ impl<'a> Splitter<'_, 'a> {
         let kinds = (SlotKind::QueryName, SlotKind::QueryValue);
         let list = self.open_list(ComponentPlace::Query, SlotKind::QueryList);
         let pairs = query.into_iter().flat_map(|query| query.split(|byte| *byte == b'&'));
-        self.pairs(list, pairs, kinds, ComponentPlace::Query, |name| ComponentPlace::QueryValue(name));
+        self.pairs(list, pairs, kinds, ComponentPlace::Query, ComponentPlace::QueryValue);
     }
 
     fn cookies(&mut self, cookies: &'a [u8]) {
         let kinds = (SlotKind::CookieName, SlotKind::CookieValue);
         let list = self.open_list(ComponentPlace::Cookies, SlotKind::CookieList);
-        self.pairs(list, CookiePairs(Some(cookies)), kinds, ComponentPlace::Cookies, |name| {
-            ComponentPlace::Cookie(name)
-        });
+        self.pairs(list, CookiePairs(Some(cookies)), kinds, ComponentPlace::Cookies, ComponentPlace::Cookie);
     }
 
     fn fields(&mut self, fields: &'a [(&'a str, &'a [u8])]) {

@@ -13,6 +13,14 @@ use super::digest::Digest;
 pub const VALUES: usize = 1_024;
 /// Slots known per host.
 pub const SLOTS: usize = 256;
+/// What one host takes in memory at most.
+pub const HOST_BYTES: usize = 64 << 10;
+/// Bytes of an index per entry at most: hashbrown has at most 16/7 places of 3 bytes for each.
+const INDEX_BYTES: usize = 8;
+const _: () = assert!(
+    VALUES * (size_of::<ValueEntry>() + INDEX_BYTES) + SLOTS * (size_of::<SlotEntry>() + INDEX_BYTES)
+        <= HOST_BYTES
+);
 /// By how much a use raises the count of a value.
 const STEP: u16 = 2;
 /// Above this, uses do not raise the count of a value.
@@ -264,7 +272,7 @@ fn value_hash(serial: u32, digest: Digest) -> u64 {
 }
 
 /// Moves the hand to the first entry that was not used since the hand last passed it, and returns its index.
-fn clock<T>(entries: &mut [T], hand: &mut usize, used: impl Fn(&mut T) -> &mut bool) -> usize {
+pub(crate) fn clock<T>(entries: &mut [T], hand: &mut usize, used: impl Fn(&mut T) -> &mut bool) -> usize {
     // In one round every mark is removed, so the second finds an entry.
     for _ in 0..=entries.len() {
         let at = *hand % entries.len().max(1);

@@ -208,12 +208,6 @@ fn p19_what_exceeds_the_bounds_is_priced_in_full() {
 }
 
 #[test]
-fn a_host_stays_within_its_bytes() {
-    // Entries, and for each at most 16/7 index slots of 3 bytes, as hashbrown allocates.
-    assert!(VALUES * (32 + 8) + SLOTS * (32 + 8) <= HOST_BYTES);
-}
-
-#[test]
 fn accounts_survive_storage_and_forget_the_oldest_host() {
     let mut account = HeaderAccount::new(key());
     let parts =
