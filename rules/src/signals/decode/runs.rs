@@ -74,6 +74,13 @@ impl RunTracker {
         RunTracker { mask, min, state: RunState::Outside, carry: [0; MAX_MIN_RUN], carried: 0 }
     }
 
+    /// Begins another view, with another least length.
+    pub(crate) fn begin(&mut self, min: usize) {
+        self.min = min.clamp(1, MAX_MIN_RUN);
+        self.state = RunState::Outside;
+        self.carried = 0;
+    }
+
     /// Returns how many of the last bytes may begin a run.
     pub(crate) fn carried(&self) -> usize {
         self.carried
