@@ -168,9 +168,10 @@ fn base64_phases(head: &[u8]) -> [bool; MAX_PHASES] {
 
 /// Returns whether base64 begins with the bytes of a zlib header, 0x78 and one of four.
 fn is_zlib_base64(head: &[u8]) -> bool {
+    let [b'e', flags @ ..] = head else { return false };
     matches!(
-        head,
-        [b'e', b'A', b'E', ..] | [b'e', b'F', b'4', ..] | [b'e', b'J', b'w', ..] | [b'e', b'N', b'o', ..]
+        flags,
+        [b'A', b'E'..=b'H', ..] | [b'F', b'4'..=b'7', ..] | [b'J', b'w'..=b'z', ..] | [b'N', b'o'..=b'r', ..]
     )
 }
 
