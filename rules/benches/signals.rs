@@ -39,6 +39,13 @@ fn main() {
         });
         assert!(signals.is_empty(), "{signals:?}");
     });
+    criterion.bench_function("scan 20 field values together", |bencher| {
+        let mut scanner = ContentScanner::new(SignalPlace::Body, Arc::clone(&factory), ScanLimits::default());
+        let mut signals = Vec::new();
+        let fields: Vec<&[u8]> = fields.iter().map(String::as_bytes).collect();
+        bencher.iter(|| scanner.scan_fields(black_box(&fields), |_| SignalPlace::Attempt, &mut signals));
+        assert!(signals.is_empty(), "{signals:?}");
+    });
     criterion.bench_function("new scanner", |bencher| {
         bencher.iter(|| ContentScanner::new(SignalPlace::Body, Arc::clone(&factory), ScanLimits::default()));
     });

@@ -21,6 +21,10 @@ pub const MAX_UNDECIDED: usize = 64 * 1024;
 pub const MAX_SIGNALS: usize = 32;
 /// Most decoded views open at a time.
 pub const MAX_OPEN_VIEWS: usize = 48;
+/// Most bytes of fields to look at together.
+const MAX_JOINED: usize = 4 * 1024;
+/// Comes between them: in no alphabet, and in no value of a field.
+const FIELD_END: u8 = 0;
 /// Shortest encoded run in a body to decode.
 pub const MIN_BODY_RUN: usize = 24;
 /// Shortest encoded run elsewhere to decode.
@@ -135,6 +139,51 @@ impl ContentScanner {
         if !self.shared.found.is_empty() {
             self.place = place();
             self.hand_over(signals);
+        }
+    }
+
+    /// Looks at many small parts of a request: at all together, and if there is something, at each. Says where by its
+    /// position in `fields`.
+    pub fn scan_fields(
+        &mut self,
+        fields: &[&[u8]],
+        place: impl Fn(usize) -> SignalPlace,
+        signals: &mut Vec<Signal>,
+    ) {
+        let mut joined = self.shared.buffer();
+        let mut first = 0;
+        for (at, field) in fields.iter().enumerate() {
+            if joined.len() + field.len() > MAX_JOINED {
+                self.scan_joined(&joined, first, fields.get(first..at).unwrap_or_default(), &place, signals);
+                joined.clear();
+                first = at;
+            }
+            joined.extend_from_slice(field);
+            joined.push(FIELD_END);
+        }
+        self.scan_joined(&joined, first, fields.get(first..).unwrap_or_default(), &place, signals);
+        self.shared.give_back(joined);
+    }
+
+    fn scan_joined(
+        &mut self,
+        joined: &[u8],
+        first: usize,
+        fields: &[&[u8]],
+        place: &impl Fn(usize) -> SignalPlace,
+        signals: &mut Vec<Signal>,
+    ) {
+        let seen = self.shared.seen.len();
+        self.raw.begin(&[], MIN_FIELD_RUN);
+        self.raw.feed(joined, &mut self.shared);
+        self.raw.finish(&mut self.shared);
+        if self.shared.found.is_empty() {
+            return;
+        }
+        self.shared.found.clear();
+        self.shared.seen.truncate(seen);
+        for (at, field) in fields.iter().enumerate() {
+            self.scan_field(field, || place(first + at), signals);
         }
     }
 

@@ -189,10 +189,8 @@ impl RunDecoder {
     /// Opens a view for each phase that may yield content, and decodes what came so far.
     fn open(&mut self, around: &[Encoding], shared: &mut Shared) {
         self.is_open = true;
-        let encoding = match self.encoding {
-            Encoding::Base64 => base64_flavour(&self.head),
-            other => other,
-        };
+        let is_base64 = self.encoding == Encoding::Base64;
+        let encoding = if is_base64 { base64_flavour(&self.head) } else { self.encoding };
         for (phase, is_wanted) in phases(encoding, &self.head).into_iter().enumerate() {
             if is_wanted {
                 let view = shared.open_view(around, encoding);

@@ -98,9 +98,8 @@ fn is_compressed(encoding: Encoding) -> bool {
 
 /// Base64 without a character of its own is reported as the plain one.
 fn finds(found: &BTreeSet<Finding>, what: &str, encodings: &[Encoding]) -> bool {
-    let plain = |encoding: &Encoding| match encoding {
-        Encoding::Base64Url => Encoding::Base64,
-        other => *other,
+    let plain = |encoding: &Encoding| {
+        if *encoding == Encoding::Base64Url { Encoding::Base64 } else { *encoding }
     };
     let wanted: Vec<_> = encodings.iter().map(plain).collect();
     found
@@ -245,8 +244,42 @@ fn findings_are_reported_once_and_with_their_place() {
     scanner.feed(format!("{secret} {secret}").as_bytes(), &mut signals);
     scanner.feed(&encoded, &mut signals);
     scanner.finish(&mut signals);
-    let places: Vec<_> = signals.iter().map(|signal| (&signal.place, &signal.what[..])).collect();
+    let places: Vec<_> = signals.iter().map(|signal| (&signal.place, signal.what.as_str())).collect();
     assert_eq!(places, [(&field(), what), (&SignalPlace::Body, what)]);
+}
+
+#[test]
+fn fields_together_find_the_same_as_one_by_one() {
+    let samples = samples();
+    let place = |at: usize| SignalPlace::Field(format!("x-{at}"));
+    for (sample, (what, secret)) in samples.iter().enumerate() {
+        for encoding in
+            [None].into_iter().chain(ENCODINGS.map(Some)).filter(|kind| !kind.is_some_and(is_compressed))
+        {
+            let encoded =
+                encoding.map_or(secret.clone().into_bytes(), |kind| encode(kind, secret.as_bytes()));
+            let fields: [&[u8]; 4] = [b"gzip, deflate", b"abcdefgh", &encoded, b"2"];
+            let mut together = Vec::new();
+            let mut scanner_ = scanner(SignalPlace::Body);
+            scanner_.scan_fields(&fields, place, &mut together);
+            let mut single = Vec::new();
+            let mut scanner_ = scanner(SignalPlace::Body);
+            for (at, field) in fields.iter().enumerate() {
+                scanner_.scan_field(field, || place(at), &mut single);
+            }
+            assert_eq!(together, single, "{what} in {encoding:?}");
+            assert!(
+                together.iter().all(|signal| signal.place == place(2)) && !together.is_empty(),
+                "{sample}"
+            );
+        }
+    }
+    let mut signals = Vec::new();
+    let long = vec![b'a'; 3 * MAX_JOINED];
+    let fields: [&[u8]; 3] = [b"1", &long, samples[2].1.as_bytes()];
+    scanner(SignalPlace::Body).scan_fields(&fields, place, &mut signals);
+    assert_eq!(signals.len(), 1);
+    assert_eq!(signals[0].place, place(2));
 }
 
 #[test]

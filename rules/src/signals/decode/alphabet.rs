@@ -8,7 +8,7 @@ use crate::signals::Encoding;
 
 /// How many characters of a run decide how it is read.
 pub(crate) const HEAD: usize = 256;
-/// Decoded characters of a phase in a row, a multiple of these, must be ASCII.
+/// Two blocks of so many characters in a row must be ASCII in a phase.
 const BLOCK: usize = 8;
 /// Runs of so many characters are decoded from their beginning, whatever they contain.
 const LONG_BASE64: usize = 64;
@@ -142,28 +142,29 @@ pub(crate) fn base64_flavour(head: &[u8]) -> Encoding {
 }
 
 fn base64_phases(head: &[u8]) -> [bool; MAX_PHASES] {
-    // A group of four begins the bytes it holds with the bits 0x20 of the first character, 0x08 of the second and 0x02
-    // of the third. These are zero in ASCII.
-    let ascii = |any: &[u8; 4]| {
-        [0, 1, 2, 3].map(|phase: usize| {
-            any[phase] & 0x20 == 0 && any[(phase + 1) % 4] & 0x08 == 0 && any[(phase + 2) % 4] & 0x02 == 0
-        })
-    };
-    let mut phases =
-        [head.len() >= LONG_BASE64 || head.starts_with(b"H4sI") || is_zlib_base64(head), false, false, false];
-    let mut before = [false; 4];
-    for block in head.chunks_exact(BLOCK) {
-        let mut any = [0; 4];
-        for (at, byte) in block.iter().enumerate() {
-            any[at % 4] |= BASE64_VALUES[3][usize::from(*byte)] as u8;
-        }
-        let now = ascii(&any);
-        for phase in 0..4 {
-            phases[phase] |= now[phase] && before[phase];
-        }
+    let is_compressed = head.starts_with(b"H4sI") || is_zlib_base64(head);
+    let mut phases = u8::from(head.len() >= LONG_BASE64 || is_compressed);
+    let mut before = 0;
+    for block in head.as_chunks::<BLOCK>().0 {
+        let now = ascii_phases(block);
+        phases |= now & before;
         before = now;
     }
-    phases
+    [phases & 1 != 0, phases & 2 != 0, phases & 4 != 0, phases & 8 != 0]
+}
+
+/// Returns the phases in which a block of base64 is ASCII, one bit for each.
+///
+/// Of four characters, 0x20 in the first, 0x08 in the second and 0x02 in the third begin a byte each: zero in ASCII.
+#[inline]
+fn ascii_phases(block: &[u8; BLOCK]) -> u8 {
+    let value = |at: usize| BASE64_VALUES[3][usize::from(block[at])];
+    let any = [value(0) | value(4), value(1) | value(5), value(2) | value(6), value(3) | value(7)];
+    let high = |phase: usize| any[phase] & 0x20 | any[(phase + 1) % 4] & 0x08 | any[(phase + 2) % 4] & 0x02;
+    u8::from(high(0) == 0)
+        | u8::from(high(1) == 0) << 1
+        | u8::from(high(2) == 0) << 2
+        | u8::from(high(3) == 0) << 3
 }
 
 /// Returns whether base64 begins with the bytes of a zlib header, 0x78 and one of four.

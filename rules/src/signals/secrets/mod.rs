@@ -34,6 +34,8 @@ const FINGERPRINT: usize = 8;
 const LOOK_BEHIND: usize = 1;
 /// Prefixes this short would slow the search for all others: each gets a search of its own.
 const SHORT_PREFIX: usize = 2;
+/// Shorter text is padded for the search.
+const PADDED: usize = 64;
 /// From so many kept bytes on, candidates are checked again only when an eighth was added.
 const RETRY_EACH_BYTE: usize = 256;
 
@@ -214,9 +216,22 @@ impl PatternSet {
             Search::Automaton(automaton) => {
                 automaton.find(aho_corasick::Input::new(text).range(from..)).map(|found| found.start())
             }
-            Search::Packed(packed) => packed
-                .find_in(text, aho_corasick::Span { start: from, end: text.len() })
-                .map(|found| found.start()),
+            Search::Packed(packed) => {
+                // Text shorter than a few vectors would be searched a byte at a time: it is copied and padded instead.
+                let rest = text.get(from..)?;
+                let mut padded = [0; PADDED];
+                let found = match padded.get_mut(..rest.len()) {
+                    Some(copy) => {
+                        copy.copy_from_slice(rest);
+                        packed.find(padded).map(|found| found.start() + from)
+                    }
+                    None => {
+                        let span = aho_corasick::Span { start: from, end: text.len() };
+                        packed.find_in(text, span).map(|found| found.start())
+                    }
+                };
+                found.filter(|at| *at < text.len())
+            }
             Search::Short(finder) => finder.find(text.get(from..)?).map(|at| at + from),
         }
     }

@@ -186,7 +186,7 @@ fn aws_secret(at: &Candidate) -> Verdict {
     let (from, distance) = if after_key {
         match aws_key(at) {
             Verdict::Yes => (20, AWS_PAIR_DISTANCE),
-            verdict => return verdict,
+            verdict @ (Verdict::No | Verdict::More) => return verdict,
         }
     } else {
         (at.prefix, 16)
