@@ -1,13 +1,17 @@
 //! Properties that hold for any input, for the fuzzers here and a bounded run in the tests.
 #![allow(dead_code, reason = "each fuzz target uses one of these")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use rules::load::problem::Problem;
 use rules::load::{list_files, policy_dir};
 use rules::pattern::{HostPattern, PatternWidth};
 use rules::probe::PolicyProbe;
+use rules::signals::SignalPlace;
+use rules::signals::content::{BoxedMatcher, ContentScanner, MatcherFactory, ScanLimits};
 use rules::signals::flow::{FlowKey, FlowLimits, FlowTable};
+use rules::signals::secrets::{PatternSet, SecretMatcher, SecretSettings};
 use rules::url_path::{CanonicalPath, PathPattern, RequestPath};
 use rules::{DomainName, Host, LoadSources, RuleSet, SourceFile, compile};
 
@@ -106,6 +110,27 @@ pub(super) fn operator(data: &[u8]) {
         "sandbar.toml",
         data,
     );
+}
+
+/// Content in pieces has the findings of the whole, and holds back no more than it got.
+pub(super) fn content(data: &[u8]) {
+    let Some((piece, content)) = data.split_first() else { return };
+    let Ok(set) = PatternSet::compile(&SecretSettings::default()) else { return };
+    let set = Arc::new(set);
+    let factory = move || vec![Box::new(SecretMatcher::new(Arc::clone(&set))) as BoxedMatcher];
+    let factory: Arc<dyn MatcherFactory> = Arc::new(factory);
+    let scan = |piece: usize| {
+        let mut scanner = ContentScanner::new(SignalPlace::Body, Arc::clone(&factory), ScanLimits::default());
+        let mut signals = Vec::new();
+        for (at, bytes) in content.chunks(piece).enumerate() {
+            scanner.feed(bytes, &mut signals);
+            assert!(scanner.undecided() <= at * piece + bytes.len());
+        }
+        scanner.finish(&mut signals);
+        let findings = signals.into_iter().map(|signal| (signal.what, signal.encodings));
+        findings.collect::<BTreeSet<_>>()
+    };
+    assert_eq!(scan(usize::from(*piece).max(1)), scan(content.len().max(1)));
 }
 
 fn file(path: &str, bytes: &[u8]) -> SourceFile {

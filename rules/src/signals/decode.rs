@@ -1,1 +1,0 @@
-//! Decoders for content within content, bounded in depth, size and time.

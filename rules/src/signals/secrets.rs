@@ -1,1 +1,0 @@
-//! Shapes of keys, tokens and passwords.
