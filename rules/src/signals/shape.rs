@@ -5,18 +5,27 @@
 //! digest of a layer is followed by the layer. Values that come back, identifiers that are different each time and
 //! credentials that seldom are have rules of their own ([`trust`]).
 //!
-//! These detectors describe; they bound nothing. Undetected with the default thresholds are: one credential of less than
-//! 4 KiB that is data; data in the form of identifiers, signatures and checksums, up to their hourly sum; text in pieces
-//! below 48 bytes that looks like words, up to `url_bytes_per_hour`; anything in URLs that the host answers with 32
-//! times as many bytes; and what is slower than a kilobyte a day. The budget of bits ([`super::bits`]) bounds all of it.
+//! These detectors describe; they bound nothing. Undetected with the default thresholds are:
+//! - up to four credentials an hour, of less than 4 KiB each, that are data, and more of them with URLs that are new;
+//! - data in the form of identifiers, signatures and checksums, in fields and parameters with such names, up to their
+//!   hourly sum;
+//! - text in URLs in pieces below 48 bytes that look like words, up to `url_bytes_per_hour`;
+//! - anything in URLs that the host answers with 32 times as many bytes, and choices, sequences and beacons that it
+//!   answers with 4 KiB;
+//! - choices of requests with bodies, requests at regular intervals with nothing new in them, and what is slower than a
+//!   kilobyte a day.
+//!
+//! The budget of bits ([`super::bits`]) bounds all of it.
 
 mod content;
 mod memory;
 #[cfg(test)]
 mod tests;
+mod thresholds;
 mod trust;
 
 pub use memory::{NAMES, SEEN};
+pub use thresholds::ShapeThresholds;
 
 use serde::{Deserialize, Serialize};
 
@@ -49,90 +58,6 @@ const COUNTERS_PER_REQUEST: usize = 4;
 /// Requests and hours of history before uploads are compared with it.
 const HISTORY: (u64, u64) = (50, 4);
 
-/// Generates the thresholds and their documentation from one table.
-macro_rules! thresholds {
-    ($($(#[doc = $doc:literal])+ $name:ident: $default:expr;)*) => {
-        /// From which value on each signal is raised.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub struct ShapeThresholds {
-            $($(#[doc = $doc])+ pub $name: u64,)*
-        }
-
-        impl Default for ShapeThresholds {
-            fn default() -> Self {
-                ShapeThresholds { $($name: $default,)* }
-            }
-        }
-
-        impl ShapeThresholds {
-            /// Every threshold: its key, its default and its meaning.
-            pub const ALL: &[(&str, u64, &str)] = &[
-                $((stringify!($name), $default, concat!($($doc),+).trim_ascii_start()),)*
-            ];
-        }
-    };
-}
-
-thresholds! {
-    /// Requests of one kind at one interval, each with something new in it (`beacon`).
-    beacon_requests: 20;
-    /// By how many percent these intervals may differ (`beacon`).
-    beacon_jitter_percent: 10;
-    /// Bits that the order of known requests says in a day, beyond routine (`drip`).
-    choice_bits_per_day: 6_144;
-    /// New bytes in an hour in cookies that the host did not set (`drip`).
-    cookie_bytes_per_hour: 768;
-    /// The same in a day (`drip`).
-    cookie_bytes_per_day: 1_024;
-    /// Characters of one run in the alphabet of an encoding (`encoded_run`).
-    encoded_run_characters: 384;
-    /// The same in credentials and signatures (`encoded_run`).
-    token_run_characters: 4_096;
-    /// New bytes in an hour in the values of fields that usually repeat theirs (`drip`).
-    field_bytes_per_hour: 768;
-    /// The same in a day (`drip`).
-    field_bytes_per_day: 1_024;
-    /// Combinations of fields in an hour that were not used before (`field_novelty`).
-    field_lists_per_hour: 48;
-    /// Characters of one field name (`field_novelty`).
-    field_name_characters: 64;
-    /// Characters of new field names in an hour (`field_novelty`).
-    field_name_characters_per_hour: 1_024;
-    /// New field names in an hour, after the first 16 requests (`field_novelty`).
-    field_names_per_hour: 12;
-    /// Fields of one request (`many_fields`).
-    fields: 48;
-    /// New bytes of identifiers, signatures and checksums in an hour (`drip`).
-    identifier_bytes_per_hour: 262_144;
-    /// Steps of a counter that come with other data (`sequence`).
-    sequence_steps: 64;
-    /// Credentials in an hour that were not used before, for URLs that were, if they have 768 bytes together
-    /// (`encoded_run`).
-    tokens_per_hour: 4;
-    /// By how many times the share of what is sent exceeds that of the host's past (`upload_ratio`).
-    upload_factor: 8;
-    /// Bytes sent to a host in an hour before they are compared with its past (`upload_ratio`).
-    upload_bytes_per_hour: 64 << 20;
-    /// Bytes of bodies of at most 1 KiB that are sent in a day (`drip`).
-    small_upload_bytes_per_day: 16 << 20;
-    /// New bytes of any kind in URLs in an hour that no answer excuses (`drip`).
-    url_bytes_per_hour: 4_096;
-    /// The same in a day (`drip`).
-    url_bytes_per_day: 16_384;
-    /// New bytes in URLs in an hour that look random and no answer excuses (`url_novelty`).
-    url_random_bytes_per_hour: 768;
-    /// The same in a day (`url_novelty`).
-    url_random_bytes_per_day: 1_024;
-    /// Bytes of new text in one path segment or query value (`url_novelty`).
-    url_text_bytes: 256;
-    /// Bytes of new text in an hour in values with at least 48 of them that no answer excuses (`url_novelty`).
-    url_text_bytes_per_hour: 1_024;
-    /// `User-Agent` values in an hour (`user_agent_changed`).
-    user_agents_per_hour: 8;
-    /// New bytes of `User-Agent` values in an hour (`user_agent_changed`).
-    user_agent_bytes_per_hour: 1_024;
-}
-
 /// What one sandbox's requests to one host look like.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct HostShape {
@@ -151,7 +76,8 @@ pub struct HostShape {
     received: WindowSums,
     /// Sent and received before the current window, for the baseline.
     history: (u64, u64),
-    /// Code, time of the last report, and how often it was raised.
+    /// Code, time of the last report, and how often it was raised. Not stored: the numbers of codes are those of a build.
+    #[serde(skip)]
     reports: Vec<(u8, u64, u64)>,
 }
 

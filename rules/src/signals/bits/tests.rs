@@ -149,6 +149,7 @@ fn p19_there_are_at_most_2_to_the_n_sequences_of_n_bits() {
         let Some(room) = room.checked_sub(window::END_MILLIBITS) else { return 0 };
         let mut sequences = 1; // the one that ends here
         for (request, price) in all.iter().zip(prices(account, all)) {
+            // Repeats that cost next to nothing would never end; the test of Kraft's inequality has them.
             if price <= room && price > 100 {
                 let mut after = account.clone();
                 learn(&mut after, request);
