@@ -38,6 +38,7 @@ use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::Shared;
 use crate::housekeeping;
 use crate::http::HttpEngine;
+use crate::inspect::{CanaryStore, Inspector};
 use crate::memory::MemoryGuard;
 use crate::policy::grants::GrantStore;
 use crate::policy::identities::IdentityStore;
@@ -129,7 +130,8 @@ impl App {
         let quotas = Quotas::new(configuration.quota, machine_limits()?, configuration.limits, &rules.load())
             .context("the quotas cannot hold, not starting")?;
         let kept = (&ledger, &grants, &state_files);
-        let shared = build_shared(&rules, &log, &filter, &configuration, base, kept, quotas)?;
+        let canaries = Arc::new(CanaryStore::open(&paths.log)?);
+        let shared = build_shared(&rules, &log, &filter, &configuration, base, kept, quotas, canaries)?;
         let has_proxy = configuration.listeners.iter().any(|listener| listener.mode != ListenerMode::Dns);
         let gate = match has_proxy {
             false => None,
@@ -290,16 +292,20 @@ fn build_shared(
     base: &Path,
     (ledger, grants, state_files): (&Arc<Ledger>, &Arc<GrantStore>, &Worker),
     quotas: Arc<Quotas>,
+    canaries: Arc<CanaryStore>,
 ) -> anyhow::Result<Arc<Shared>> {
     let credentials = configuration.credentials.iter();
     let credentials = credentials.map(|one| (one.name.clone(), base.join(&one.file)));
-    let credentials = CredentialStore::open(credentials).context("cannot start a thread")?;
+    let credentials = Arc::new(CredentialStore::open(credentials).context("cannot start a thread")?);
+    let patterns = configuration.secret_patterns.clone();
+    let inspector = Inspector::new(patterns, canaries, credentials.clone())?;
     Ok(Arc::new(Shared {
         rules: rules.clone(),
         log: log.clone(),
         resolver: Resolver::new(filter.clone()),
         limits: configuration.limits,
         credentials,
+        inspector,
         ledger: ledger.clone(),
         grants: grants.clone(),
         state_files: state_files.clone(),

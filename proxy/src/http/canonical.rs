@@ -18,9 +18,8 @@ const ALWAYS_LISTED: [&str; 8] = [
 
 /// Removes the fields that a rule with `headers` does not list.
 pub(super) fn strip_unlisted(request: &mut RequestHeader, listed: &[String]) {
-    let passes = |name: &str| {
-        ALWAYS_LISTED.binary_search(&name).is_ok() || listed.iter().any(|listed| listed == name)
-    };
+    let passes =
+        |name: &str| ALWAYS_LISTED.binary_search(&name).is_ok() || listed.iter().any(|listed| listed == name);
     let removed: Vec<HeaderName> =
         request.headers.keys().filter(|name| !passes(name.as_str())).cloned().collect();
     for name in removed {
@@ -104,8 +103,13 @@ mod tests {
     #[test]
     fn only_listed_fields_pass() {
         assert!(ALWAYS_LISTED.is_sorted());
-        let mut request =
-            request(&[("Host", "h"), ("Accept", "*/*"), ("X-Known", "1"), ("X-Other", "2"), ("Cookie", "c=1")]);
+        let mut request = request(&[
+            ("Host", "h"),
+            ("Accept", "*/*"),
+            ("X-Known", "1"),
+            ("X-Other", "2"),
+            ("Cookie", "c=1"),
+        ]);
         strip_unlisted(&mut request, &["x-known".to_owned()]);
         let mut names: Vec<&str> = request.headers.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();

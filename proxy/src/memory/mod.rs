@@ -58,6 +58,7 @@ use crate::egress::dial::DialRace;
 use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::{self, Shared};
 use crate::egress::upstream::{UpstreamOptions, host_header, http_peer, request_bytes};
+use crate::inspect::{AttemptContent, RequestHead};
 use crate::report::refusal::Refusal;
 use body::{drain_body, parse_body, read_body};
 use client::{MemoryClient, MemoryResponse, RetryPolicy, ServiceRequest};
@@ -243,6 +244,9 @@ impl MemoryGuard {
         let secrets = service::secret_patterns(&head, key.as_deref());
         let received = self.send(head, call, request).await?;
         answer::check_answer(call, &secrets, &received, request).await?;
+        if call.matched.route.operation == BankOperation::Read {
+            answer::remember_text(call, &received, request).await;
+        }
         call.departure.count_received(received.bytes()).await?;
         answer::send_answer(session, &received).await
     }
@@ -292,11 +296,14 @@ impl MemoryGuard {
             Ok(permit) => permit,
             Err(refusal) => return Err(explain_denial(refusal, presented, request).await),
         };
+        let leaving = passed_head(session.req_header(), profile, &request.facts, &query)?;
+        let head = RequestHead::of(&leaving);
         let terms = DepartureTerms {
             upfront: request_bytes(session.req_header()) + body.len() as u64,
             treatment: "hold",
             credential: service.credential(),
             cut: request.cut.clone(),
+            content: AttemptContent::Call { head: &head, body: &body, banks: &banks },
         };
         let departure =
             Departure::begin(request.shared, request.rules, &permit, terms, request.record).await?;
@@ -380,6 +387,26 @@ fn deny_unrouted(request: &MemoryRequest<'_>, presented: PresentedIdentity) -> R
     }
 }
 
+/// Builds what the sandbox says in the head of a call: the decided method, path and query, and the fields that the
+/// profile passes.
+fn passed_head(
+    sent: &RequestHeader,
+    profile: &MemoryProfile,
+    facts: &RequestFacts,
+    query: &QueryParams<'_>,
+) -> Result<RequestHeader, Refusal> {
+    let target = format!("{}{}", facts.path, query.to_query_string());
+    let malformed = |_| Refusal::from(Reason::BadRequest);
+    let mut head =
+        RequestHeader::build(facts.method.as_str(), target.as_bytes(), Some(12)).map_err(malformed)?;
+    for name in &profile.pass {
+        if let Some(value) = sent.headers.get(name) {
+            head.insert_header(name, value.clone()).map_err(malformed)?;
+        }
+    }
+    Ok(head)
+}
+
 /// Builds the head of the canonical request: the decided method, path and query, our own framing, and of the
 /// sandbox's fields only those that the profile passes.
 fn canonical_request(
@@ -388,17 +415,9 @@ fn canonical_request(
     call: &AuthorizedCall<'_>,
     request: &MemoryRequest<'_>,
 ) -> Result<RequestHeader, Refusal> {
-    let facts = &request.facts;
-    let target = format!("{}{}", facts.path, call.query.to_query_string());
     let malformed = |_| Refusal::from(Reason::BadRequest);
-    let mut head =
-        RequestHeader::build(facts.method.as_str(), target.as_bytes(), Some(12)).map_err(malformed)?;
+    let mut head = passed_head(sent, profile, &request.facts, &call.query)?;
     head.insert_header(HOST, host_header(call.departure.permit(), UrlScheme::Https)).map_err(malformed)?;
-    for name in &profile.pass {
-        if let Some(value) = sent.headers.get(name) {
-            head.insert_header(name, value.clone()).map_err(malformed)?;
-        }
-    }
     head.insert_header(ACCEPT_ENCODING, "identity").map_err(malformed)?;
     head.insert_header("x-request-id", request.record.id()).map_err(malformed)?;
     if call.matched.route.has_body() {

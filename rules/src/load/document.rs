@@ -398,8 +398,23 @@ pub(crate) struct ConfigurationDocument {
     #[schemars(with = "Vec<MemoryServiceDocument>")]
     pub(crate) memory_service: Vec<Spanned<MemoryServiceDocument>>,
     #[serde(default)]
+    #[schemars(with = "Vec<SecretPatternDocument>")]
+    pub(crate) secret_pattern: Vec<Spanned<SecretPatternDocument>>,
+    #[serde(default)]
     #[schemars(with = "Vec<SandboxDocument>")]
     pub(crate) sandbox: Vec<Spanned<SandboxDocument>>,
+}
+
+/// `[[secret_pattern]]`: a shape of secrets of your own, besides those that Sandbar knows.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SecretPatternDocument {
+    /// What it is, in words for findings.
+    #[schemars(with = "String")]
+    pub(crate) name: Spanned<String>,
+    /// A literal prefix with a character class and a length, such as `acme_[A-Za-z0-9]{32}`, or a literal text.
+    #[schemars(with = "String")]
+    pub(crate) pattern: Spanned<String>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use toml::Spanned;
 
 use super::document::{
-    AllowDocument, BudgetDocument, CanaryModeDocument, CnameDocument, DenyDocument, EchDocument, IdentityModeDocument,
-    MemoryDocument, PolicyDocument, RuleBudgetDocument, SignalModeDocument, SignalsDocument, TlsDocument,
+    AllowDocument, BudgetDocument, CanaryModeDocument, CnameDocument, DenyDocument, EchDocument,
+    IdentityModeDocument, MemoryDocument, PolicyDocument, RuleBudgetDocument, SignalModeDocument,
+    SignalsDocument, TlsDocument,
 };
 use super::entry::DEFAULT_PORT;
 use super::list::PatternTerms;
@@ -20,8 +21,8 @@ use crate::host_set::HostSet;
 use crate::ids::{CredentialName, Environment, PolicyName, ProfileName};
 use crate::pattern::PatternWidth;
 use crate::policy::{
-    AddressEntry, AllowTerms, IdentityMode, InspectTerm, MAX_RULES, MemoryTerms, Policy, PolicyDigest, PortSet, Rule,
-    RuleAction, TlsMode, open_ports,
+    AddressEntry, AllowTerms, IdentityMode, InspectTerm, MAX_RULES, MemoryTerms, Policy, PolicyDigest,
+    PortSet, Rule, RuleAction, TlsMode, open_ports,
 };
 use crate::policy_test::PolicyTest;
 use crate::ruleset::Tier;
@@ -190,7 +191,8 @@ impl<'a> PolicyBuilder<'a> {
             Some(IdentityModeDocument::Required) | None => IdentityMode::Required,
         };
         let signals = self.rule_signals(document.signals);
-        let receives = self.parse_banks(document.receives_banks.as_deref().unwrap_or(&[]), environment.as_ref());
+        let receives =
+            self.parse_banks(document.receives_banks.as_deref().unwrap_or(&[]), environment.as_ref());
         let terms = MemoryTerms {
             resolves_to,
             profile,

@@ -11,6 +11,7 @@ use crate::host_set::HostSetError;
 use crate::ids::IdError;
 use crate::pattern::PatternError;
 use crate::quota::QuotaError;
+use crate::signals::secrets::OwnPatternError;
 use crate::url_path::PathPatternError;
 
 /// Most errors, and most warnings, that one load collects.
@@ -92,6 +93,8 @@ pub enum ProblemKind {
     RawOverlap { raw: String, other: String, host: String, port: u16 },
     #[error("`{entry}` is not a path pattern: {source}")]
     Path { entry: String, source: PathPatternError },
+    #[error("not a pattern of secrets: {source}")]
+    SecretPattern { source: OwnPatternError },
     #[error("{0} is not a port; use 1 to 65535")]
     Port(u16),
     #[error("{0}")]

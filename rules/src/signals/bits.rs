@@ -11,8 +11,8 @@
 //!    is a choice among the values known for its slot, or the escape and the literal: a class of 8 alphabets, the
 //!    length in the Elias delta code, and the symbols. A list of names is one choice if the whole list is known.
 //!
-//! Every step divides the code space that is left among alternatives whose shares add up to at most 1 ([`table`],
-//! [`literal`]), each step's alternatives follow from what was decoded before, and [`request`] restores the request from
+//! Every step divides the code space that is left among alternatives whose shares add up to at most 1 (`table`,
+//! `literal`), each step's alternatives follow from what was decoded before, and `request` restores the request from
 //! its components. Prices are -log2 of the shares, rounded up.
 //! So by Kraft's inequality the sum of 2^-price over all sequences of requests that end with the mark of the end is at
 //! most 1. Each sequence of at most N - 8 bits costs at most N with that mark, so there are at most 2^N of them, and

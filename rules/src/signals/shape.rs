@@ -3,26 +3,36 @@
 //! What one request says is seldom enough to tell data from use: a signed URL is a kilobyte of base64. So each new value
 //! is measured once, sums are kept per hour and day, and what a host answers excuses what it was asked: a path with the
 //! digest of a layer is followed by the layer. Values that come back, identifiers that are different each time and
-//! credentials that seldom are have rules of their own ([`trust`]).
+//! credentials that seldom are have rules of their own (`trust`).
 //!
-//! These detectors describe; they bound nothing. Undetected with the default thresholds are: one credential of less than
-//! 4 KiB that is data; data in the form of identifiers, signatures and checksums, up to their hourly sum; text in pieces
-//! below 48 bytes that looks like words, up to `url_bytes_per_hour`; anything in URLs that the host answers with 32
-//! times as many bytes; and what is slower than a kilobyte a day. The budget of bits ([`super::bits`]) bounds all of it.
+//! These detectors describe; they bound nothing. Undetected with the default thresholds are:
+//! - up to four credentials an hour, of less than 4 KiB each, that are data, and more of them with URLs that are new;
+//! - data in the form of identifiers, signatures and checksums, in fields and parameters with such names, up to their
+//!   hourly sum;
+//! - text in URLs in pieces below 48 bytes that look like words, up to `url_bytes_per_hour`;
+//! - anything in URLs that the host answers with 32 times as many bytes, and choices, sequences and beacons that it
+//!   answers with 4 KiB;
+//! - choices of requests with bodies, requests at regular intervals with nothing new in them, and what is slower than a
+//!   kilobyte a day.
+//!
+//! The budget of bits ([`super::bits`]) bounds all of it.
 
 mod content;
+mod look;
 mod memory;
 #[cfg(test)]
 mod tests;
+mod thresholds;
 mod trust;
 
 pub use memory::{NAMES, SEEN};
+pub use thresholds::ShapeThresholds;
 
 use serde::{Deserialize, Serialize};
 
-use super::bits::{Component, ComponentContent, ComponentPlace, RequestComponents};
-use super::{Signal, SignalCode, SignalPlace};
-use content::{RunWorth, ValueContent};
+use super::bits::{ComponentContent, RequestComponents};
+use super::{Signal, SignalCode};
+use look::{Look, News};
 use memory::{Agents, Counters, HOUR_MS, Numbers, Rhythms, SeenSet, Successors, WindowSums};
 use trust::PlaceKind;
 
@@ -49,90 +59,6 @@ const COUNTERS_PER_REQUEST: usize = 4;
 /// Requests and hours of history before uploads are compared with it.
 const HISTORY: (u64, u64) = (50, 4);
 
-/// Generates the thresholds and their documentation from one table.
-macro_rules! thresholds {
-    ($($(#[doc = $doc:literal])+ $name:ident: $default:expr;)*) => {
-        /// From which value on each signal is raised.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub struct ShapeThresholds {
-            $($(#[doc = $doc])+ pub $name: u64,)*
-        }
-
-        impl Default for ShapeThresholds {
-            fn default() -> Self {
-                ShapeThresholds { $($name: $default,)* }
-            }
-        }
-
-        impl ShapeThresholds {
-            /// Every threshold: its key, its default and its meaning.
-            pub const ALL: &[(&str, u64, &str)] = &[
-                $((stringify!($name), $default, concat!($($doc),+).trim_ascii_start()),)*
-            ];
-        }
-    };
-}
-
-thresholds! {
-    /// Requests of one kind at one interval, each with something new in it (`beacon`).
-    beacon_requests: 20;
-    /// By how many percent these intervals may differ (`beacon`).
-    beacon_jitter_percent: 10;
-    /// Bits that the order of known requests says in a day, beyond routine (`drip`).
-    choice_bits_per_day: 6_144;
-    /// New bytes in an hour in cookies that the host did not set (`drip`).
-    cookie_bytes_per_hour: 768;
-    /// The same in a day (`drip`).
-    cookie_bytes_per_day: 1_024;
-    /// Characters of one run in the alphabet of an encoding (`encoded_run`).
-    encoded_run_characters: 384;
-    /// The same in credentials and signatures (`encoded_run`).
-    token_run_characters: 4_096;
-    /// New bytes in an hour in the values of fields that usually repeat theirs (`drip`).
-    field_bytes_per_hour: 768;
-    /// The same in a day (`drip`).
-    field_bytes_per_day: 1_024;
-    /// Combinations of fields in an hour that were not used before (`field_novelty`).
-    field_lists_per_hour: 48;
-    /// Characters of one field name (`field_novelty`).
-    field_name_characters: 64;
-    /// Characters of new field names in an hour (`field_novelty`).
-    field_name_characters_per_hour: 1_024;
-    /// New field names in an hour, after the first 16 requests (`field_novelty`).
-    field_names_per_hour: 12;
-    /// Fields of one request (`many_fields`).
-    fields: 48;
-    /// New bytes of identifiers, signatures and checksums in an hour (`drip`).
-    identifier_bytes_per_hour: 262_144;
-    /// Steps of a counter that come with other data (`sequence`).
-    sequence_steps: 64;
-    /// Credentials in an hour that were not used before, for URLs that were, if they have 768 bytes together
-    /// (`encoded_run`).
-    tokens_per_hour: 4;
-    /// By how many times the share of what is sent exceeds that of the host's past (`upload_ratio`).
-    upload_factor: 8;
-    /// Bytes sent to a host in an hour before they are compared with its past (`upload_ratio`).
-    upload_bytes_per_hour: 64 << 20;
-    /// Bytes of bodies of at most 1 KiB that are sent in a day (`drip`).
-    small_upload_bytes_per_day: 16 << 20;
-    /// New bytes of any kind in URLs in an hour that no answer excuses (`drip`).
-    url_bytes_per_hour: 4_096;
-    /// The same in a day (`drip`).
-    url_bytes_per_day: 16_384;
-    /// New bytes in URLs in an hour that look random and no answer excuses (`url_novelty`).
-    url_random_bytes_per_hour: 768;
-    /// The same in a day (`url_novelty`).
-    url_random_bytes_per_day: 1_024;
-    /// Bytes of new text in one path segment or query value (`url_novelty`).
-    url_text_bytes: 256;
-    /// Bytes of new text in an hour in values with at least 48 of them that no answer excuses (`url_novelty`).
-    url_text_bytes_per_hour: 1_024;
-    /// `User-Agent` values in an hour (`user_agent_changed`).
-    user_agents_per_hour: 8;
-    /// New bytes of `User-Agent` values in an hour (`user_agent_changed`).
-    user_agent_bytes_per_hour: 1_024;
-}
-
 /// What one sandbox's requests to one host look like.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct HostShape {
@@ -151,7 +77,8 @@ pub struct HostShape {
     received: WindowSums,
     /// Sent and received before the current window, for the baseline.
     history: (u64, u64),
-    /// Code, time of the last report, and how often it was raised.
+    /// Code, time of the last report, and how often it was raised. Not stored: the numbers of codes are those of a build.
+    #[serde(skip)]
     reports: Vec<(u8, u64, u64)>,
 }
 
@@ -310,377 +237,6 @@ impl HostShape {
     /// Returns how often a signal was raised, reported or not.
     pub fn occurrences(&self, code: SignalCode) -> u64 {
         self.reports.iter().find(|(known, ..)| *known == code as u8).map_or(0, |(.., count)| *count)
-    }
-}
-
-/// What is new in one request.
-#[derive(Debug, Default)]
-struct News {
-    url: UrlNews,
-    /// New bytes anywhere, except in credentials and identifiers.
-    bytes: u64,
-    /// Digest of what the request chose, except counters, credentials and identifiers.
-    symbol: u64,
-    /// Slots of counters that went on, and whether their own value has more than the number.
-    counters: [(u64, bool); COUNTERS_PER_REQUEST],
-    /// Number and bytes of new credentials.
-    tokens: (u64, u64),
-    /// Whether anything was added to a sum.
-    added: bool,
-}
-
-/// One look at one request.
-struct Look<'s> {
-    shape: &'s mut HostShape,
-    thresholds: &'s ShapeThresholds,
-    now_ms: u64,
-    found: &'s mut Vec<Signal>,
-    raised: u32,
-}
-
-impl PlaceKind {
-    /// Tells whether another value in this place is a choice of the sandbox, not of a library.
-    fn is_chosen(self) -> bool {
-        match self {
-            PlaceKind::Field
-            | PlaceKind::UsualField
-            | PlaceKind::UserAgent
-            | PlaceKind::Url
-            | PlaceKind::Cookie => true,
-            PlaceKind::Token | PlaceKind::Identifier => false,
-        }
-    }
-}
-
-impl Look<'_> {
-    fn component(&mut self, request: &RequestComponents<'_>, component: &Component<'_>, news: &mut News) {
-        let digest = mix(component.slot, component.digest.0);
-        let known = match component.content {
-            ComponentContent::List { .. } => self.shape.names.insert(digest),
-            ComponentContent::Text | ComponentContent::Name => self.shape.seen.insert(digest),
-        };
-        let kind = PlaceKind::of(component.place, component.bytes);
-        match component.content {
-            ComponentContent::List { count, .. } => {
-                news.symbol = mix(news.symbol, component.digest.0);
-                if component.place == ComponentPlace::FieldName {
-                    news.added |= !known;
-                    self.fields(request, component, count as u64, known);
-                } else if !known {
-                    self.pair_names(request, component, news);
-                }
-                return;
-            }
-            ComponentContent::Text | ComponentContent::Name => {}
-        }
-        if kind == PlaceKind::UserAgent {
-            let agents = self.shape.agents.observe(component.digest.0, self.now_ms);
-            let place = || SignalPlace::Field("user-agent".to_owned());
-            let most = self.thresholds.user_agents_per_hour;
-            self.raise_above(
-                SignalCode::UserAgentChanged,
-                agents,
-                most,
-                place,
-                "different values in an hour",
-            );
-        }
-        let mut counting = false;
-        if kind.is_chosen()
-            && let Some((number, alone)) = content::number(component.bytes)
-            && self.shape.counters.observe(component.slot, number)
-        {
-            counting = alone;
-            if let Some(free) = news.counters.iter_mut().find(|(slot, _)| *slot == 0) {
-                *free = (component.slot, !alone);
-            }
-        }
-        if kind.is_chosen() && !counting {
-            news.symbol = mix(news.symbol, component.digest.0);
-        }
-        if !known {
-            self.value(request, component, kind, news);
-        }
-    }
-
-    /// Measures a new value and adds it to the sums of its kind.
-    fn value(
-        &mut self,
-        request: &RequestComponents<'_>,
-        component: &Component<'_>,
-        kind: PlaceKind,
-        news: &mut News,
-    ) {
-        let (seen, numbers, key) = (&mut self.shape.seen, &mut self.shape.numbers, request.key());
-        let content = content::measure(component.bytes, |at, run| {
-            if let Some((number, true)) = content::number(run) {
-                return RunWorth::Number(numbers.observe(mix(component.slot, at as u64), number));
-            }
-            // Short runs are measured as they are: remembering them would push out the others.
-            let known = run.len() >= 4 && seen.insert(!key.digest(run).0);
-            if known { RunWorth::Seen } else { RunWorth::New }
-        });
-        news.added = true;
-        let now_ms = self.now_ms;
-        let sums = &mut self.shape.sums;
-        let all = content.random + content.text;
-        match kind {
-            PlaceKind::Field => sums.field.add(all, now_ms),
-            PlaceKind::UsualField => sums.field.add(content.random, now_ms),
-            PlaceKind::UserAgent => sums.user_agent.add(all, now_ms),
-            PlaceKind::Cookie => sums.cookie.add(all, now_ms),
-            PlaceKind::Token => news.tokens = (news.tokens.0 + 1, news.tokens.1 + all),
-            PlaceKind::Identifier => sums.identifier.add(all, now_ms),
-            PlaceKind::Url => {
-                news.url[RANDOM] += content.random;
-                news.url[MESSAGES] += if content.text >= MESSAGE { content.text } else { 0 };
-                news.url[ALL] += all;
-            }
-        }
-        if kind.is_chosen() {
-            news.bytes += all;
-        }
-        self.runs(component, kind, content);
-    }
-
-    fn runs(&mut self, component: &Component<'_>, kind: PlaceKind, content: ValueContent) {
-        let place = || component.place.signal_place();
-        let most = match kind {
-            PlaceKind::Token | PlaceKind::Identifier | PlaceKind::Cookie => {
-                self.thresholds.token_run_characters
-            }
-            PlaceKind::Field | PlaceKind::UsualField | PlaceKind::UserAgent | PlaceKind::Url => {
-                self.thresholds.encoded_run_characters
-            }
-        };
-        if content.longest > most {
-            let encodings = content.encoding.into_iter().collect();
-            self.raise(Signal {
-                code: SignalCode::EncodedRun,
-                place: place(),
-                encodings,
-                what: "a long run that looks encoded".to_owned(),
-                value: content.longest,
-                threshold: most,
-            });
-        }
-        if matches!(kind, PlaceKind::Url | PlaceKind::UsualField | PlaceKind::Field) {
-            let most = self.thresholds.url_text_bytes;
-            self.raise_above(
-                SignalCode::UrlNovelty,
-                content.text,
-                most,
-                place,
-                "bytes of new text in one value",
-            );
-        }
-    }
-
-    /// Compares the names of the fields with earlier ones.
-    fn fields(
-        &mut self,
-        request: &RequestComponents<'_>,
-        component: &Component<'_>,
-        count: u64,
-        known: bool,
-    ) {
-        let place = || SignalPlace::FieldName;
-        self.raise_above(
-            SignalCode::ManyFields,
-            count,
-            self.thresholds.fields,
-            place,
-            "fields in one request",
-        );
-        if known {
-            return;
-        }
-        let (now_ms, early) = (self.now_ms, self.shape.requests <= FIRST_REQUESTS);
-        self.shape.sums.field_lists.add(1, now_ms);
-        for name in request.names(component.content) {
-            if self.shape.names.insert(mix(1, name.digest.0)) {
-                continue;
-            }
-            let length = name.bytes.len() as u64;
-            let most = self.thresholds.field_name_characters;
-            self.raise_above(SignalCode::FieldNovelty, length, most, place, "characters of one name");
-            self.shape.sums.field_name_characters.add(length, now_ms);
-            self.shape.sums.field_names.add(u64::from(!early), now_ms);
-        }
-    }
-
-    /// Measures new names in a query or among cookies: data can be there as well.
-    fn pair_names(&mut self, request: &RequestComponents<'_>, component: &Component<'_>, news: &mut News) {
-        let kind = match PlaceKind::of(component.place, &[]) {
-            PlaceKind::Cookie => PlaceKind::Cookie,
-            PlaceKind::Field
-            | PlaceKind::UsualField
-            | PlaceKind::UserAgent
-            | PlaceKind::Url
-            | PlaceKind::Token
-            | PlaceKind::Identifier => PlaceKind::Url,
-        };
-        for name in request.names(component.content) {
-            if !self.shape.names.insert(mix(component.slot, name.digest.0)) {
-                self.value(request, name, kind, news);
-            }
-        }
-    }
-
-    /// Adds new credentials, unless they come with a new URL: registries give one for each repository.
-    fn tokens(&mut self, news: &News) {
-        if news.url[ALL] == 0 {
-            self.shape.sums.tokens.add(news.tokens.0, self.now_ms);
-            self.shape.sums.token.add(news.tokens.1, self.now_ms);
-        }
-    }
-
-    fn sequence(&mut self, observation: &ShapeObservation) {
-        for slot in observation.counters.into_iter().filter(|slot| *slot != 0) {
-            let Some(counter) = self.shape.counters.with_data(slot) else { continue };
-            if counter.with_data * 4 >= counter.run * 3 {
-                let most = self.thresholds.sequence_steps;
-                let place = || SignalPlace::Attempt;
-                self.raise_above(
-                    SignalCode::Sequence,
-                    counter.with_data,
-                    most,
-                    place,
-                    "steps of a counter with data",
-                );
-            }
-        }
-    }
-
-    fn url_sums(&mut self, news: &News) {
-        for (asked, amount) in self.shape.sums.url.asked.iter_mut().zip(news.url) {
-            asked.add(amount, self.now_ms);
-        }
-    }
-
-    fn rhythm(&mut self, observation: &ShapeObservation, sent_bytes: u64) {
-        if observation.bytes < BEACON_NEWS || sent_bytes > SMALL_BODY {
-            return;
-        }
-        let jitter = self.thresholds.beacon_jitter_percent;
-        let run = self.shape.rhythms.observe(observation.kind, observation.at_ms, jitter);
-        let place = || SignalPlace::Attempt;
-        let most = self.thresholds.beacon_requests;
-        self.raise_above(
-            SignalCode::Beacon,
-            run,
-            most,
-            place,
-            "requests at one interval with something new in each",
-        );
-    }
-
-    /// Compares the sums with their thresholds.
-    fn sums(&mut self) {
-        let (now, limits) = (self.now_ms, *self.thresholds);
-        let sums = &self.shape.sums;
-        let token_bytes = sums.token.hour(now);
-        let tokens = if token_bytes >= 768 { sums.tokens.hour(now) } else { 0 };
-        let awaited = self.shape.awaited;
-        let url = &sums.url;
-        let unexcused = |kind: usize, sum: fn(&WindowSums, u64) -> u64| match (
-            url.asked.get(kind),
-            url.excused.get(kind),
-        ) {
-            (Some(asked), Some(excused)) => {
-                sum(asked, now).saturating_sub(sum(excused, now)).saturating_sub(awaited)
-            }
-            _ => 0,
-        };
-        let (attempt, names, query) = (SignalPlace::Attempt, SignalPlace::FieldName, SignalPlace::Query);
-        let agent = SignalPlace::Field("user-agent".to_owned());
-        use SignalCode as Code;
-        #[rustfmt::skip]
-        let rows = [
-            (Code::Drip, sums.choice.day(now), limits.choice_bits_per_day, &attempt, "bits in the order of known requests in a day"),
-            (Code::Drip, sums.cookie.hour(now), limits.cookie_bytes_per_hour, &attempt, "new bytes of cookies in an hour"),
-            (Code::Drip, sums.cookie.day(now), limits.cookie_bytes_per_day, &attempt, "new bytes of cookies in a day"),
-            (Code::Drip, sums.field.hour(now), limits.field_bytes_per_hour, &attempt, "new bytes of field values in an hour"),
-            (Code::Drip, sums.field.day(now), limits.field_bytes_per_day, &attempt, "new bytes of field values in a day"),
-            (Code::Drip, sums.identifier.hour(now), limits.identifier_bytes_per_hour, &attempt, "new bytes of identifiers in an hour"),
-            (Code::Drip, sums.small_upload.day(now), limits.small_upload_bytes_per_day, &SignalPlace::Body, "bytes of small bodies in a day"),
-            (Code::Drip, unexcused(ALL, WindowSums::hour), limits.url_bytes_per_hour, &attempt, "new bytes of URLs in an hour"),
-            (Code::Drip, unexcused(ALL, WindowSums::day), limits.url_bytes_per_day, &attempt, "new bytes of URLs in a day"),
-            (Code::EncodedRun, tokens, limits.tokens_per_hour, &attempt, "new credentials in an hour"),
-            (Code::FieldNovelty, sums.field_lists.hour(now), limits.field_lists_per_hour, &names, "new combinations of fields in an hour"),
-            (Code::FieldNovelty, sums.field_names.hour(now), limits.field_names_per_hour, &names, "new field names in an hour"),
-            (Code::FieldNovelty, sums.field_name_characters.hour(now), limits.field_name_characters_per_hour, &names, "characters of new field names in an hour"),
-            (Code::UrlNovelty, unexcused(RANDOM, WindowSums::hour), limits.url_random_bytes_per_hour, &query, "bytes that look random in URLs in an hour"),
-            (Code::UrlNovelty, unexcused(RANDOM, WindowSums::day), limits.url_random_bytes_per_day, &query, "bytes that look random in URLs in a day"),
-            (Code::UrlNovelty, unexcused(MESSAGES, WindowSums::hour), limits.url_text_bytes_per_hour, &query, "bytes of new text in URLs in an hour"),
-            (Code::UserAgentChanged, sums.user_agent.hour(now), limits.user_agent_bytes_per_hour, &agent, "new bytes in an hour"),
-        ];
-        for (code, value, threshold, place, what) in rows {
-            self.raise_above(code, value, threshold, || place.clone(), what);
-        }
-    }
-
-    /// Compares what was sent in the past hour with the host's past before it.
-    fn upload_ratio(&mut self) {
-        let now_ms = self.now_ms;
-        let shape = &self.shape;
-        let (sent, received) = (shape.sent.hour(now_ms), shape.received.hour(now_ms));
-        let old = (shape.requests, now_ms.saturating_sub(shape.started_ms) / HOUR_MS);
-        if sent <= self.thresholds.upload_bytes_per_hour || old.0 < HISTORY.0 || old.1 < HISTORY.1 {
-            return;
-        }
-        let past = (shape.history.0.saturating_sub(sent), shape.history.1.saturating_sub(received));
-        // In tenths of a percent of what was received, so that hosts that answer much are told from those that do not.
-        let share = |sent: u64, received: u64| u128::from(sent) * 1_000 / u128::from(received.max(1));
-        let (now, before) = (share(sent, received), share(past.0, past.1).max(1));
-        let factor = u64::try_from(now / before).unwrap_or(u64::MAX);
-        let place = || SignalPlace::Body;
-        let most = self.thresholds.upload_factor;
-        self.raise_above(
-            SignalCode::UploadRatio,
-            factor,
-            most,
-            place,
-            "times the share sent to this host before",
-        );
-    }
-
-    fn raise_above(
-        &mut self,
-        code: SignalCode,
-        value: u64,
-        threshold: u64,
-        place: impl FnOnce() -> SignalPlace,
-        what: &str,
-    ) {
-        if value > threshold {
-            self.raise(Signal {
-                code,
-                place: place(),
-                encodings: Vec::new(),
-                what: what.to_owned(),
-                value,
-                threshold,
-            });
-        }
-    }
-
-    /// Counts a signal, and reports it unless it was reported a short time ago.
-    fn raise(&mut self, signal: Signal) {
-        let code = signal.code as u8;
-        self.raised |= 1 << code;
-        let reports = &mut self.shape.reports;
-        match reports.iter_mut().find(|(known, ..)| *known == code) {
-            Some((_, last_ms, count)) => {
-                *count += 1;
-                if self.now_ms < last_ms.saturating_add(QUIET_MS) {
-                    return;
-                }
-                *last_ms = self.now_ms;
-            }
-            None => reports.push((code, self.now_ms, 1)),
-        }
-        self.found.push(signal);
     }
 }
 

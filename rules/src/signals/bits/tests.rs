@@ -76,6 +76,26 @@ proptest! {
     }
 
     #[test]
+    fn hostile_requests_have_a_price(
+        method in ".{0,4}",
+        path in prop::collection::vec(any::<u8>(), 0..200),
+        query in prop::option::of(prop::collection::vec(prop::sample::select(b"a=&;% ".to_vec()), 0..200)),
+        fields in prop::collection::vec(("cookie|[a-z]{0,3}", prop::collection::vec(any::<u8>(), 0..50)), 0..20),
+    ) {
+        let fields: Vec<(&str, &[u8])> = fields.iter().map(|(name, value)| (name.as_str(), value.as_slice())).collect();
+        let parts = RequestParts { method: &method, path: &path, query: query.as_deref(), fields: &fields };
+        let mut account = HeaderAccount::new(key());
+        let components = account.split(&parts);
+        let first = account.price("host", &components);
+        account.learn("host", &components);
+        let second = account.price("host", &components);
+        prop_assert!(!first.repeat && second.repeat && second.millibits < first.millibits);
+        let (mut shape, mut found) = (crate::signals::shape::HostShape::default(), Vec::new());
+        let observation = shape.observe(&components, 0, &Default::default(), &mut found);
+        prop_assert_eq!(observation.raised(crate::signals::SignalCode::Beacon), false);
+    }
+
+    #[test]
     fn p19_the_split_of_a_request_is_injective(left in small_request(), right in small_request()) {
         let identity = |request: &PlainRequest| {
             request.with_parts(|parts| RequestComponents::new(&key(), parts).identity())
@@ -149,6 +169,7 @@ fn p19_there_are_at_most_2_to_the_n_sequences_of_n_bits() {
         let Some(room) = room.checked_sub(window::END_MILLIBITS) else { return 0 };
         let mut sequences = 1; // the one that ends here
         for (request, price) in all.iter().zip(prices(account, all)) {
+            // Repeats that cost next to nothing would never end; the test of Kraft's inequality has them.
             if price <= room && price > 100 {
                 let mut after = account.clone();
                 learn(&mut after, request);

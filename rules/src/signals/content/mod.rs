@@ -30,7 +30,7 @@ pub const MIN_BODY_RUN: usize = 24;
 /// Shortest encoded run elsewhere to decode.
 pub const MIN_FIELD_RUN: usize = 16;
 
-pub type BoxedMatcher = Box<dyn ViewMatcher + Send>;
+pub type BoxedMatcher = Box<dyn ViewMatcher + Send + Sync>;
 
 /// Makes the matchers of a view.
 pub trait MatcherFactory: Send + Sync {

@@ -3,6 +3,7 @@
 mod benign;
 mod hostile;
 
+use super::super::SignalPlace;
 use super::super::bits::{DigestKey, RequestComponents, RequestParts};
 use super::*;
 

@@ -189,6 +189,18 @@ impl PlaceKind {
         }
     }
 
+    /// Tells whether another value in this place is a choice of the sandbox, not of a library.
+    pub(super) fn is_chosen(self) -> bool {
+        match self {
+            PlaceKind::Field
+            | PlaceKind::UsualField
+            | PlaceKind::UserAgent
+            | PlaceKind::Url
+            | PlaceKind::Cookie => true,
+            PlaceKind::Token | PlaceKind::Identifier => false,
+        }
+    }
+
     fn of_field(name: &str, value: &[u8]) -> Self {
         let signed = || SIGNING_SCHEMES.iter().any(|scheme| value.starts_with(scheme));
         match FIELD_KINDS.get(name) {

@@ -77,8 +77,7 @@ const STRATEGIES: [(&str, Strategy); 9] = [
     }),
 ];
 
-/// Returns secret bits and requests that passed within an hour, the best over the number of bits that were spent on
-/// building dictionaries being left to the strategy itself.
+/// Returns the secret bits and the requests that passed within an hour.
 fn play(strategy: Strategy, limit: u64) -> (u64, u64) {
     let mut account = HeaderAccount::new(key());
     let mut window = BitWindow::default();

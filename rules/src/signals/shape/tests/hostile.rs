@@ -84,28 +84,28 @@ fn each_encoding(what: &str, send: impl Fn(&mut Trace, usize, &str) + Copy) {
 }
 
 #[test]
-fn p19_data_in_path_segments_is_noticed() {
+fn data_in_path_segments_is_noticed() {
     each_encoding("path", |trace, _, data| {
         trace.send("GET", &format!("/files/{data}"), &[("user-agent", "curl/8.5.0")], (0, 20));
     });
 }
 
 #[test]
-fn p19_data_in_query_values_is_noticed() {
+fn data_in_query_values_is_noticed() {
     each_encoding("query", |trace, _, data| {
         trace.send("GET", &format!("/search?lang=en&q={data}"), &[("user-agent", "curl/8.5.0")], (0, 20));
     });
 }
 
 #[test]
-fn p19_data_in_query_names_is_noticed() {
+fn data_in_query_names_is_noticed() {
     each_encoding("query name", |trace, _, data| {
         trace.send("GET", &format!("/search?{data}"), &[("user-agent", "curl/8.5.0")], (0, 20));
     });
 }
 
 #[test]
-fn p19_data_in_field_values_is_noticed() {
+fn data_in_field_values_is_noticed() {
     for name in ["x-data", "accept-language", "user-agent", "x-forwarded-for"] {
         each_encoding(name, |trace, _, data| {
             trace.send("GET", "/", &[(name, data), ("accept", "*/*")], (0, 20));
@@ -114,14 +114,14 @@ fn p19_data_in_field_values_is_noticed() {
 }
 
 #[test]
-fn p19_data_in_cookies_is_noticed() {
+fn data_in_cookies_is_noticed() {
     each_encoding("cookie", |trace, _, data| {
         trace.send("GET", "/", &[("cookie", &format!("theme=dark; id={data}"))], (0, 20));
     });
 }
 
 #[test]
-fn p19_data_in_credentials_that_change_is_noticed() {
+fn data_in_credentials_that_change_is_noticed() {
     for piece in [256, 96, 64] {
         assert_caught("authorization", base64, piece, |trace, _, data| {
             trace.send("GET", "/", &[("authorization", &format!("Bearer {data}"))], (0, 20));
@@ -130,7 +130,7 @@ fn p19_data_in_credentials_that_change_is_noticed() {
 }
 
 #[test]
-fn p19_data_in_field_names_is_noticed() {
+fn data_in_field_names_is_noticed() {
     for (piece, encode) in [(24, hex as Encode), (8, hex), (30, |bytes| base32(bytes).to_lowercase())] {
         assert_caught("field names", encode, piece, |trace, _, data| {
             trace.send("GET", "/", &[(data, "1")], (0, 20));
@@ -145,7 +145,7 @@ fn p19_data_in_field_names_is_noticed() {
 }
 
 #[test]
-fn p19_data_in_many_small_fields_is_noticed() {
+fn data_in_many_small_fields_is_noticed() {
     for (count, size) in [(64, 18), (40, 28), (20, 56), (8, 16)] {
         let mut trace = Trace::new();
         let values: Vec<String> = secret(&mut trace).chunks(size).map(hex).collect();
@@ -160,7 +160,7 @@ fn p19_data_in_many_small_fields_is_noticed() {
 }
 
 #[test]
-fn p19_presence_of_fields_is_noticed() {
+fn presence_of_fields_is_noticed() {
     let mut trace = Trace::new();
     let names: Vec<String> = (0..16).map(|at| format!("x-flag-{at}")).collect();
     for pair in secret(&mut trace).chunks(2) {
@@ -177,7 +177,7 @@ fn p19_presence_of_fields_is_noticed() {
 }
 
 #[test]
-fn p19_choice_of_methods_is_noticed() {
+fn choice_of_methods_is_noticed() {
     for methods in [&["GET", "HEAD"][..], &["GET", "HEAD", "OPTIONS", "POST"]] {
         let mut trace = Trace::new();
         let bits = methods.len().ilog2() as usize;
@@ -194,7 +194,7 @@ fn p19_choice_of_methods_is_noticed() {
 }
 
 #[test]
-fn p19_one_byte_per_request_is_noticed() {
+fn one_byte_per_request_is_noticed() {
     type Send = fn(&mut Trace, usize, u8);
     let forms: [(&str, Send); 6] = [
         ("path", |trace, _, byte| {
@@ -229,7 +229,7 @@ fn p19_one_byte_per_request_is_noticed() {
 }
 
 #[test]
-fn p19_a_kilobyte_a_day_is_noticed() {
+fn a_kilobyte_a_day_is_noticed() {
     for (what, encode) in ENCODINGS {
         let mut trace = Trace::new();
         for piece in secret(&mut trace).chunks(12) {
@@ -240,7 +240,7 @@ fn p19_a_kilobyte_a_day_is_noticed() {
 }
 
 #[test]
-fn p19_beacons_and_sequences_are_noticed() {
+fn beacons_and_sequences_are_noticed() {
     let mut trace = Trace::new();
     for _ in 0..40 {
         let (data, jitter) = (trace.hex(8), trace.below(2_000));

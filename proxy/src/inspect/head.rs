@@ -1,0 +1,99 @@
+//! What a request says outside its body: method, path, query, header fields, cookies.
+
+use std::sync::Arc;
+
+use pingora_http::RequestHeader;
+use rules::signals::bits::RequestParts;
+use rules::signals::content::{ContentScanner, ScanLimits};
+use rules::signals::{Signal, SignalPlace, ViewMatcher};
+
+use super::scan_set::{AttemptMatchers, SharedMatchers};
+
+/// Fields that follow from the body, from the connection or from what Sandbar sets: the sandbox says nothing with them.
+const DERIVED_FIELDS: [&str; 6] =
+    ["connection", "content-length", "host", "keep-alive", "te", "transfer-encoding"];
+
+/// The head of a request in the form in which it leaves.
+pub(crate) struct RequestHead<'a> {
+    method: &'a str,
+    path: &'a [u8],
+    query: Option<&'a [u8]>,
+    fields: Vec<(&'a str, &'a [u8])>,
+}
+
+impl<'a> RequestHead<'a> {
+    /// Reads a head whose fields are stripped and in canonical order.
+    pub(crate) fn of(request: &'a RequestHeader) -> Self {
+        let uri = &request.uri;
+        let fields = request.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
+        RequestHead {
+            method: request.method.as_str(),
+            path: uri.path().as_bytes(),
+            query: uri.query().map(str::as_bytes),
+            fields: fields.filter(|(name, _)| DERIVED_FIELDS.binary_search(name).is_err()).collect(),
+        }
+    }
+
+    pub(crate) fn parts(&self) -> RequestParts<'_> {
+        RequestParts { method: self.method, path: self.path, query: self.query, fields: &self.fields }
+    }
+}
+
+/// Searches a head. Each part is searched raw and decoded; recalled text is also followed from one part to the next.
+pub(super) fn scan(matchers: &Arc<AttemptMatchers>, head: &RequestHead<'_>, found: &mut Vec<Signal>) {
+    let factory = Arc::new(SharedMatchers(matchers.clone()));
+    let mut scanner = ContentScanner::new(SignalPlace::Path, factory, ScanLimits::default());
+    scanner.scan_field(head.path, || SignalPlace::Path, found);
+    if let Some(query) = head.query {
+        scanner.scan_field(query, || SignalPlace::Query, found);
+    }
+    for (name, value) in &head.fields {
+        if name.len() > MIN_NAME {
+            scanner.scan_field(name.as_bytes(), || SignalPlace::FieldName, found);
+        }
+        scanner.scan_field(value, || SignalPlace::Field((*name).to_owned()), found);
+    }
+    if matchers.has_flow() {
+        follow_text(matchers, head, found);
+    }
+}
+
+/// A shorter field name holds neither a secret nor recalled text.
+const MIN_NAME: usize = 16;
+
+/// Searches a head for recalled text that is split over its parts.
+fn follow_text(matchers: &Arc<AttemptMatchers>, head: &RequestHead<'_>, found: &mut Vec<Signal>) {
+    let known = found.len();
+    let mut feed = matchers.flow_matcher();
+    let parts = [Some(head.path), head.query].into_iter().flatten();
+    let parts = parts.chain(head.fields.iter().map(|(_, value)| *value));
+    parts.for_each(|part| feed.feed(part, found));
+    dedup_from(found, known);
+}
+
+/// Removes what was found in one part already, and says that the rest is in the head as a whole.
+fn dedup_from(found: &mut Vec<Signal>, known: usize) {
+    let tail = found.split_off(known);
+    for signal in tail {
+        if !found.iter().any(|other| other.code == signal.code && other.what == signal.what) {
+            found.push(Signal { place: SignalPlace::Attempt, ..signal });
+        }
+    }
+}
+
+/// Searches the name of a host.
+pub(super) fn scan_name(matchers: &Arc<AttemptMatchers>, name: &str, found: &mut Vec<Signal>) {
+    let factory = Arc::new(SharedMatchers(matchers.clone()));
+    let mut scanner = ContentScanner::new(SignalPlace::HostName, factory, ScanLimits::default());
+    scanner.scan_field(name.as_bytes(), || SignalPlace::HostName, found);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn derived_fields_are_sorted_for_the_search() {
+        assert!(DERIVED_FIELDS.is_sorted());
+    }
+}
