@@ -144,11 +144,14 @@ pub(crate) fn base64_flavour(head: &[u8]) -> Encoding {
 fn base64_phases(head: &[u8]) -> [bool; MAX_PHASES] {
     let is_compressed = head.starts_with(b"H4sI") || is_zlib_base64(head);
     let mut phases = u8::from(head.len() >= LONG || is_compressed);
-    let mut before = 0;
-    for block in head.as_chunks::<BLOCK>().0 {
-        let now = ascii_phases(block);
-        phases |= now & before;
-        before = now;
+    let (blocks, _) = head.as_chunks::<BLOCK>();
+    let at = |index: usize| blocks.get(index).map_or(0, ascii_phases);
+    // Of two blocks in a row one has an odd index.
+    for index in (1..blocks.len()).step_by(2) {
+        let now = at(index);
+        if now != 0 {
+            phases |= now & (at(index - 1) | at(index + 1));
+        }
     }
     [phases & 1 != 0, phases & 2 != 0, phases & 4 != 0, phases & 8 != 0]
 }
