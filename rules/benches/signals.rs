@@ -28,6 +28,9 @@ fn main() {
             bencher.iter(|| scan(&factory, black_box(&content)));
         });
     }
+    for (name, content) in hostile() {
+        report_speed(name, &content, &factory);
+    }
     let fields = fields();
     criterion.bench_function("scan 20 field values", |bencher| {
         let mut scanner = ContentScanner::new(SignalPlace::Body, Arc::clone(&factory), ScanLimits::default());
@@ -111,6 +114,21 @@ fn contents() -> Vec<(&'static str, Vec<u8>)> {
             let mut numbers = Numbers(5);
             (0..SIZE).map(|_| numbers.next(256) as u8).collect()
         }),
+    ]
+}
+
+/// Content that makes candidates, escapes and runs as often as possible, without a finding.
+fn hostile() -> Vec<(&'static str, Vec<u8>)> {
+    let nested = "%2541%5cu0041&#92;u0041".to_owned() + &"QUJD".repeat(8) + "%20";
+    vec![
+        ("hostile: headers of tokens", fill(|| format!("eyJ{}.", "a".repeat(1000)))),
+        ("hostile: beginnings of tokens", fill(|| "eyJ.://a:b-----BEGIN A sk-SG.AKIA hf_SKa".to_owned())),
+        ("hostile: private keys without a key", fill(|| "-----BEGIN A PRIVATE KEY-----\nA: b\n".to_owned())),
+        ("hostile: addresses", fill(|| format!("a://{}:", "b".repeat(200)))),
+        ("hostile: OpenAI keys", fill(|| format!("sk-{}\n", "-sk".repeat(90)))),
+        ("hostile: all escapes", fill(|| nested.clone())),
+        ("hostile: escapes far apart", fill(|| format!("%41{}", " ".repeat(258)))),
+        ("hostile: short runs", fill(|| "41424344454647484950515253 ABCDEFGHIJKLMNOPQRSTUVWXYZ ".to_owned())),
     ]
 }
 

@@ -163,6 +163,11 @@ proptest! {
     }
 
     #[test]
+    fn content(data in any_input(&["%41", "\\u0041", "&#65;", "QUtJQVEzRUdSVEtYN1BNMkxaNVcK", "\n", " ", "\x1f", "eyJ", "://a:bcd@e", "4142434445464748494a4b4c4d4e", "x\u{9c}", "SK", "sk-"])) {
+        checks::content(&data);
+    }
+
+    #[test]
     fn operator(data in any_input(CONFIGURATION_WORDS)) {
         checks::operator(&data);
     }

@@ -7,7 +7,7 @@ use crate::signals::decode::Trouble;
 use crate::signals::decode::alphabet::{HEAD, MAX_PHASES, PhaseDecoder, base64_flavour, phases};
 use crate::signals::decode::compressed::{Inflater, Magic, magic};
 use crate::signals::decode::escapes::{Escape, EscapeSyntax, MAX_ESCAPE, SYNTAXES};
-use crate::signals::decode::runs::{BASE32_LOWER, BASE32_UPPER, BASE64, HEX, RunEvent, RunTracker};
+use crate::signals::decode::runs::{BASE32_LOWER, BASE32_UPPER, BASE64, HEX, RunEvent, RunTracker, has_run};
 
 /// How far around an escape its view reaches. A secret of which one character is escaped lies within.
 const ESCAPE_REACH: usize = 256;
@@ -86,7 +86,10 @@ impl Nested {
 
     fn feed_runs(&mut self, bytes: &[u8], around: &[Encoding], shared: &mut Shared) {
         let Nested { base64_runs, base64, others, .. } = self;
-        base64_runs.feed(bytes, &mut |event| pass_event(event, base64, others, around, shared));
+        let min = base64_runs.min();
+        base64_runs.feed(bytes, |run| is_plain(run, min), &mut |event| {
+            pass_event(event, base64, others, around, shared)
+        });
     }
 
     pub(super) fn undecided(&self) -> usize {
@@ -110,6 +113,13 @@ impl Nested {
     }
 }
 
+/// Returns whether no decoder would open a view for this run: it is a long word, or part of a path.
+fn is_plain(run: &[u8], min: usize) -> bool {
+    run.len() < HEAD
+        && !phases(Encoding::Base64, run).contains(&true)
+        && ![HEX, BASE32_UPPER, BASE32_LOWER].into_iter().any(|mask| has_run(run, mask, min))
+}
+
 /// Passes what happens to a base64 run on to its decoder, and its bytes to the trackers of smaller alphabets.
 fn pass_event(
     event: RunEvent,
@@ -123,8 +133,8 @@ fn pass_event(
         let mut sink = |event: RunEvent| decoder.take(event, around, shared);
         match event {
             RunEvent::Begin => {}
-            RunEvent::Bytes(bytes) => tracker.feed(bytes, &mut sink),
-            RunEvent::Break => tracker.feed(b"\n", &mut sink),
+            RunEvent::Bytes(bytes) => tracker.feed(bytes, |_| false, &mut sink),
+            RunEvent::Break => tracker.feed(b"\n", |_| false, &mut sink),
             RunEvent::End => tracker.finish(&mut sink),
         }
     }

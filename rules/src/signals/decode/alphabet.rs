@@ -10,9 +10,9 @@ use crate::signals::Encoding;
 pub(crate) const HEAD: usize = 256;
 /// Two blocks of so many characters in a row must be ASCII in a phase.
 const BLOCK: usize = 8;
-/// Runs of so many characters are decoded from their beginning, whatever they contain.
-const LONG_BASE64: usize = 64;
-const LONG_HEX: usize = 96;
+/// Runs of so many characters are decoded from their beginning, whatever they contain. In shorter ones a secret shows:
+/// it is ASCII, and long enough to fill two blocks.
+const LONG: usize = HEAD;
 /// Most phases of a run: base64 has four.
 pub(crate) const MAX_PHASES: usize = 4;
 
@@ -143,12 +143,15 @@ pub(crate) fn base64_flavour(head: &[u8]) -> Encoding {
 
 fn base64_phases(head: &[u8]) -> [bool; MAX_PHASES] {
     let is_compressed = head.starts_with(b"H4sI") || is_zlib_base64(head);
-    let mut phases = u8::from(head.len() >= LONG_BASE64 || is_compressed);
-    let mut before = 0;
-    for block in head.as_chunks::<BLOCK>().0 {
-        let now = ascii_phases(block);
-        phases |= now & before;
-        before = now;
+    let mut phases = u8::from(head.len() >= LONG || is_compressed);
+    let (blocks, _) = head.as_chunks::<BLOCK>();
+    let at = |index: usize| blocks.get(index).map_or(0, ascii_phases);
+    // Of two blocks in a row one has an odd index.
+    for index in (1..blocks.len()).step_by(2) {
+        let now = at(index);
+        if now != 0 {
+            phases |= now & (at(index - 1) | at(index + 1));
+        }
     }
     [phases & 1 != 0, phases & 2 != 0, phases & 4 != 0, phases & 8 != 0]
 }
@@ -182,7 +185,7 @@ fn hex_phases(head: &[u8]) -> [bool; MAX_PHASES] {
         magic.eq_ignore_ascii_case(b"1f8b")
             || magic.starts_with(b"78") && CLASS[usize::from(magic[2])] & HEX != 0
     });
-    let mut phases = [head.len() >= LONG_HEX || is_compressed, false, false, false];
+    let mut phases = [head.len() >= LONG || is_compressed, false, false, false];
     let mut ascii = [0, 0];
     for (at, byte) in head.iter().enumerate() {
         // A high digit of 2 to 7 begins a printable character; white space adds 0.

@@ -81,18 +81,28 @@ impl RunTracker {
         self.carried = 0;
     }
 
+    /// Returns the least length of a run.
+    pub(crate) fn min(&self) -> usize {
+        self.min
+    }
+
     /// Returns how many of the last bytes may begin a run.
     pub(crate) fn carried(&self) -> usize {
         self.carried
     }
 
-    /// Takes the next bytes.
-    pub(crate) fn feed(&mut self, bytes: &[u8], sink: &mut impl FnMut(RunEvent)) {
+    /// Takes the next bytes. A run that `is_plain` and lies within them, in one line, may be passed over.
+    pub(crate) fn feed(
+        &mut self,
+        bytes: &[u8],
+        is_plain: impl Fn(&[u8]) -> bool,
+        sink: &mut impl FnMut(RunEvent),
+    ) {
         let mut rest = bytes;
         while let Some(first) = rest.first() {
             rest = match self.state {
                 RunState::Outside if self.carried > 0 => self.extend_carry(rest, sink),
-                RunState::Outside => self.search(rest, sink),
+                RunState::Outside => self.search(rest, &is_plain, sink),
                 RunState::Inside => self.pass(rest, sink),
                 RunState::Between(_) if self.holds(*first) => {
                     self.state = RunState::Inside;
@@ -147,15 +157,26 @@ impl RunTracker {
     }
 
     /// Searches for the beginning of a run. Returns what is left: from the run on, or nothing.
-    fn search<'a>(&mut self, bytes: &'a [u8], sink: &mut impl FnMut(RunEvent)) -> &'a [u8] {
+    fn search<'a>(
+        &mut self,
+        bytes: &'a [u8],
+        is_plain: &impl Fn(&[u8]) -> bool,
+        sink: &mut impl FnMut(RunEvent),
+    ) -> &'a [u8] {
         let mut start = 0;
         while let Some(window) = bytes.get(start..start + self.min) {
-            match window.iter().rposition(|byte| !self.holds(*byte)) {
-                Some(gap) => start += gap + 1,
-                None => {
+            if let Some(gap) = window.iter().rposition(|byte| !self.holds(*byte)) {
+                start += gap + 1;
+                continue;
+            }
+            let rest = bytes.get(start..).unwrap_or_default();
+            let (run, after) = rest.split_at(run_length(rest, self.mask));
+            match after.first() {
+                Some(end) if !b"\r\n".contains(end) && is_plain(run) => start += run.len() + 1,
+                _ => {
                     self.state = RunState::Inside;
                     sink(RunEvent::Begin);
-                    return bytes.get(start..).unwrap_or_default();
+                    return rest;
                 }
             }
         }
@@ -185,6 +206,18 @@ impl RunTracker {
         }
         rest
     }
+}
+
+/// Returns whether `bytes` has a run of `min` characters of an alphabet.
+pub(crate) fn has_run(bytes: &[u8], mask: u8, min: usize) -> bool {
+    let mut start = 0;
+    while let Some(window) = bytes.get(start..start + min) {
+        match window.iter().rposition(|byte| CLASS[usize::from(*byte)] & mask == 0) {
+            Some(gap) => start += gap + 1,
+            None => return true,
+        }
+    }
+    false
 }
 
 /// Returns how many bytes at the beginning are in one of the alphabets of `mask`.
@@ -223,7 +256,7 @@ mod tests {
             RunEvent::End => assert!(std::mem::replace(&mut open, false)),
         };
         for piece in pieces {
-            tracker.feed(piece, &mut sink);
+            tracker.feed(piece, |_| false, &mut sink);
         }
         tracker.finish(&mut sink);
         assert!(!open);

@@ -181,19 +181,21 @@ impl PatternSet {
         self.searches.extend(
             short.iter().map(|print| Search::Short(Box::new(memmem::Finder::new(print).into_owned()))),
         );
-        if long.is_empty() {
-            return Ok(());
+        // The packed search compares as many bytes as its shortest pattern has, at most four: two searches, each
+        // precise, are faster than one.
+        let (three, four): (Vec<_>, Vec<_>) = long.into_iter().partition(|print| print.len() < 4);
+        for prints in [three, four].into_iter().filter(|prints| !prints.is_empty()) {
+            // It takes few patterns, and none on a processor without the instructions for it.
+            let packed = packed::Config::new().builder().extend(&prints).build();
+            self.searches.push(match packed {
+                Some(packed) => Search::Packed(Box::new(packed)),
+                None => AhoCorasick::builder()
+                    .match_kind(MatchKind::LeftmostFirst)
+                    .build(&prints)
+                    .map(|automaton| Search::Automaton(Box::new(automaton)))
+                    .map_err(|_| PatternSetError::Search)?,
+            });
         }
-        // The packed search takes few patterns, and none on a processor without the instructions for it.
-        let packed = packed::Config::new().builder().extend(&long).build();
-        self.searches.push(match packed {
-            Some(packed) => Search::Packed(Box::new(packed)),
-            None => AhoCorasick::builder()
-                .match_kind(MatchKind::LeftmostFirst)
-                .build(&long)
-                .map(|automaton| Search::Automaton(Box::new(automaton)))
-                .map_err(|_| PatternSetError::Search)?,
-        });
         Ok(())
     }
 
