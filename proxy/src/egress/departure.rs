@@ -139,13 +139,17 @@ impl Departure {
     }
 
     /// Prices what a request says outside its body, charges that, and learns it, before the request leaves (P19).
-    pub(crate) async fn charge_head(&self, head: &RequestHead<'_>) -> Result<(), Exhausted> {
-        let host = self.permit().host().to_string();
-        let priced = self.inspection.signals().price_request(&host, &head.parts()).await;
-        self.charges.charge(UsageKind::HeaderBits, priced.bits).await?;
-        metrics::count_header_bits(priced.bits);
+    pub(crate) async fn charge_head(
+        &self,
+        head: &RequestHead<'_>,
+        record: &OpenRecord,
+    ) -> Result<(), Refusal> {
+        let priced = self.inspection.price_head(head).await;
+        let bits = priced.bits;
+        self.charges.charge(UsageKind::HeaderBits, bits).await?;
         priced.learn();
-        Ok(())
+        metrics::count_header_bits(bits);
+        self.inspection.note_bits(bits, record).await
     }
 
     /// Counts and charges what is received.

@@ -365,9 +365,12 @@ impl ProxyHttp for RequestFilter {
             strip_unlisted(upstream, listed);
         }
         normalize_fields(upstream)?;
-        let charged = departed.departure.charge_head(&RequestHead::of(upstream)).await;
-        if let Err(exhausted) = charged {
-            return Err(state.fail(exhausted));
+        let RequestState { departed: Some(departed), record: Some(record), .. } = &mut *state else {
+            return Err(internal());
+        };
+        let charged = departed.departure.charge_head(&RequestHead::of(upstream), record).await;
+        if let Err(refusal) = charged {
+            return Err(state.fail(refusal));
         }
         let departed = state.departed()?;
         let permit = departed.departure.permit();
@@ -439,6 +442,7 @@ impl ProxyHttp for RequestFilter {
             return Err(state.fail(Reason::AnswerUnreadable));
         }
         state.count_received(received).await?;
+        state.departed()?.departure.inspection.learn_cookies(&response.headers);
         if !switched {
             strip_hop_by_hop(response);
         }

@@ -34,6 +34,22 @@ impl<'a> RequestHead<'a> {
         }
     }
 
+    /// Returns whether what follows the head can be searched: no messages of another protocol, and no compression that
+    /// is not decoded.
+    pub(super) fn is_searchable(&self) -> bool {
+        if self.upgrades() {
+            return false;
+        }
+        let known: [&[u8]; 4] = [b"deflate", b"gzip", b"identity", b"x-gzip"];
+        let coding = self.fields.iter().find(|(name, _)| *name == "content-encoding");
+        coding.is_none_or(|(_, coding)| known.iter().any(|known| coding.eq_ignore_ascii_case(known)))
+    }
+
+    /// Returns whether the connection is to switch to messages, which are not searched.
+    fn upgrades(&self) -> bool {
+        self.fields.iter().any(|(name, _)| *name == "sec-websocket-key")
+    }
+
     pub(crate) fn parts(&self) -> RequestParts<'_> {
         RequestParts { method: self.method, path: self.path, query: self.query, fields: &self.fields }
     }
@@ -47,11 +63,11 @@ pub(super) fn scan(matchers: &Arc<AttemptMatchers>, head: &RequestHead<'_>, foun
     if let Some(query) = head.query {
         scanner.scan_field(query, || SignalPlace::Query, found);
     }
-    for (name, value) in &head.fields {
-        if name.len() > MIN_NAME {
-            scanner.scan_field(name.as_bytes(), || SignalPlace::FieldName, found);
-        }
-        scanner.scan_field(value, || SignalPlace::Field((*name).to_owned()), found);
+    let values: Vec<&[u8]> = head.fields.iter().map(|(_, value)| *value).collect();
+    let place = |at: usize| SignalPlace::Field(head.fields.get(at).map_or("", |(name, _)| name).to_owned());
+    scanner.scan_fields(&values, place, found);
+    for (name, _) in head.fields.iter().filter(|(name, _)| name.len() > MIN_NAME) {
+        scanner.scan_field(name.as_bytes(), || SignalPlace::FieldName, found);
     }
     if matchers.has_flow() {
         follow_text(matchers, head, found);

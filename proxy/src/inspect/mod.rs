@@ -15,6 +15,8 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use audit::OpenRecord;
+use http::HeaderMap;
+use http::header::SET_COOKIE;
 use rules::Permit;
 use rules::ids::BankId;
 use rules::signals::settings::{BodyInspection, SignalKind};
@@ -24,11 +26,14 @@ use rules::signals::{Signal, SignalMode};
 pub(crate) use body::{BodyInspector, HELD_BYTES};
 pub(crate) use head::RequestHead;
 pub(crate) use scan_set::{CanaryStore, Inspector};
-pub(crate) use state::{SandboxSignals, SignalKeys};
+pub(crate) use state::{PricedRequest, SandboxSignals, SignalKeys};
 
 use crate::report::metrics;
 use crate::report::refusal::Refusal;
 use scan_set::AttemptMatchers;
+
+/// Cookies of one response that are remembered.
+const MAX_COOKIES: usize = 64;
 
 /// What Sandbar sees of an attempt.
 pub(crate) enum AttemptContent<'a> {
@@ -46,6 +51,7 @@ impl AttemptContent<'_> {
         match (self, permit.signals().bodies()) {
             (AttemptContent::Name, _) => "none",
             (AttemptContent::Request(_), BodyInspection::Skipped) => "head",
+            (AttemptContent::Request(head), BodyInspection::Searched) if !head.is_searchable() => "head",
             (AttemptContent::Call { .. }, _) | (AttemptContent::Request(_), BodyInspection::Searched) => {
                 "all"
             }
@@ -122,6 +128,34 @@ impl Inspection {
     fn mode(&self, signal: &Signal) -> SignalMode {
         let kind = SignalKind::of(signal.code, &signal.place);
         kind.map_or(SignalMode::Deny, |kind| self.permit.signals().mode(kind))
+    }
+
+    /// Prices the head of a request that leaves now; see [`SandboxSignals::price_request`].
+    pub(crate) async fn price_head<'a>(&'a self, head: &'a RequestHead<'_>) -> PricedRequest<'a> {
+        self.signals.price_request(&self.host, &head.parts()).await
+    }
+
+    /// Counts the bits of a request that leaves, and flags more than is usual in an hour.
+    pub(crate) async fn note_bits(&self, bits: u64, record: &OpenRecord) -> Result<(), Refusal> {
+        let found: Vec<Signal> = self.signals.note_bits(bits, now_ms()).into_iter().collect();
+        self.judge(found, record).await
+    }
+
+    /// Takes note of the cookies that the host sets: sending them back says nothing new.
+    pub(crate) fn learn_cookies(&self, fields: &HeaderMap) {
+        let cookies = fields.get_all(SET_COOKIE).iter().filter_map(|cookie| {
+            let pair = cookie.as_bytes().split(|byte| *byte == b';').next()?;
+            let at = pair.iter().position(|byte| *byte == b'=')?;
+            let (name, value) = pair.split_at_checked(at)?;
+            Some((name.trim_ascii(), value.get(1..)?.trim_ascii()))
+        });
+        let cookies: Vec<_> = cookies.take(MAX_COOKIES).collect();
+        if !cookies.is_empty() {
+            let key = self.signals.keys().digest();
+            self.signals.with_shape(&self.host, |shape| {
+                cookies.iter().for_each(|(name, value)| shape.learn_cookie(key, name, value));
+            });
+        }
     }
 
     /// Takes note of how much was sent and received, and of the recalled text that left.

@@ -12,7 +12,9 @@ use anyhow::Context;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use rules::ids::{BankId, SandboxId};
-use rules::signals::bits::{AccountState, DigestKey, HOSTS, HeaderAccount, RequestComponents, RequestParts};
+use rules::signals::bits::{
+    AccountState, BitWindow, DigestKey, HOSTS, HeaderAccount, RequestComponents, RequestParts, WINDOW_MS,
+};
 use rules::signals::canary::{CanaryScanner, CanarySet, CanaryTracker};
 use rules::signals::flow::{Fingerprinter, FlowKey, FlowLimits, FlowSnapshot, FlowTable};
 use rules::signals::shape::HostShape;
@@ -31,6 +33,8 @@ const KEY_BYTES: usize = 48;
 const CANARY_WINDOW: Duration = Duration::from_secs(24 * 3600);
 /// Flows that `sandbar flow` remembers for each sandbox; the oldest gives way.
 const MAX_FLOWS: usize = 512;
+/// Bits that a sandbox may say outside bodies in an hour before that is flagged: 16 KiB.
+const USUAL_BITS: u64 = 128 << 10;
 /// Longest host name that is kept.
 const MAX_HOST: usize = 253;
 
@@ -59,6 +63,8 @@ struct SignalMemory {
     uses: u64,
     flow: Option<FlowTable>,
     pieces: Option<CanaryTracker>,
+    bits: BitWindow,
+    bits_flagged_ms: Option<u64>,
     flows: VecDeque<FlowEntry>,
     /// Flagged and denied, by code.
     counts: BTreeMap<SignalCode, [u64; 2]>,
@@ -134,6 +140,10 @@ impl SignalKeys {
         Ok(SignalKeys { dir, digest: DigestKey::new(digest), flow: FlowKey::new(&flow) })
     }
 
+    pub(super) fn digest(&self) -> &DigestKey {
+        &self.digest
+    }
+
     /// Splits a request into what is priced and compared.
     pub(crate) fn split<'a>(&self, parts: &RequestParts<'a>) -> RequestComponents<'a> {
         RequestComponents::new(&self.digest, parts)
@@ -179,6 +189,21 @@ impl SandboxSignals {
         let components = account.split(parts);
         let bits = account.price(host, &components).millibits.div_ceil(1000);
         PricedRequest { account, components, host, bits, changed: &self.changed }
+    }
+
+    /// Counts bits, and returns a signal once an hour while there are more than [`USUAL_BITS`] in an hour.
+    pub(super) fn note_bits(&self, bits: u64, now_ms: u64) -> Option<Signal> {
+        let mut memory = sys::lock(&self.memory);
+        memory.bits.charge_beyond(bits.saturating_mul(1000), now_ms);
+        let used = memory.bits.used_millibits(now_ms) / 1000;
+        let quiet = memory.bits_flagged_ms.is_some_and(|at| now_ms.saturating_sub(at) < WINDOW_MS);
+        if used <= USUAL_BITS || quiet {
+            return None;
+        }
+        memory.bits_flagged_ms = Some(now_ms);
+        let what = "bits outside bodies in an hour".to_owned();
+        let (code, place) = (SignalCode::HeaderBits, SignalPlace::Attempt);
+        Some(Signal { code, place, encodings: Vec::new(), what, value: used, threshold: USUAL_BITS })
     }
 
     /// Lets a detector look at what is remembered of a host.

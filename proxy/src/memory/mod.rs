@@ -44,6 +44,7 @@ use rules::facts::{
 };
 use rules::ids::{BankId, ProfileName};
 use rules::policy::IdentityMode;
+use rules::signals::shape::RequestOutcome;
 use rules::{Host, Permit, Reason, RuleSet, SandboxRef};
 use serde_json::Value;
 use sys::worker::Worker;
@@ -219,8 +220,8 @@ impl MemoryGuard {
         request.record.set_facts(audit::RecordedFacts::Memory(unread));
         let profile = MemoryProfile::by_name(&mode.profile).ok_or(Reason::MemoryService)?;
         let service = self.find_service(&request)?;
-        let call = self.authorize(session, mode, profile, service, &mut request).await?;
-        let status = self.call(session, profile, service, &call, &mut request).await;
+        let mut call = self.authorize(session, mode, profile, service, &mut request).await?;
+        let status = self.call(session, profile, service, &mut call, &mut request).await;
         status.map_err(|refusal| refusal.under(call.departure.permit()))
     }
 
@@ -230,7 +231,7 @@ impl MemoryGuard {
         session: &mut Session,
         profile: &MemoryProfile,
         service: &ServiceEndpoint,
-        call: &AuthorizedCall<'_>,
+        call: &mut AuthorizedCall<'_>,
         request: &mut MemoryRequest<'_>,
     ) -> Result<u16, Refusal> {
         let key = service.current_key(&request.shared.credentials)?;
@@ -239,15 +240,19 @@ impl MemoryGuard {
             banks: &call.banks,
             key: key.as_deref(),
         };
-        let mut head = canonical_request(session.req_header(), profile, call, request)?;
+        let passed = passed_head(session.req_header(), profile, &request.facts, &call.query)?;
+        let mut head = canonical_request(passed.clone(), call, request)?;
         service.add_identity(&mut head, profile, &subject)?;
         let secrets = service::secret_patterns(&head, key.as_deref());
+        call.departure.charge_head(&RequestHead::of(&passed), request.record).await?;
         let received = self.send(head, call, request).await?;
         answer::check_answer(call, &secrets, &received, request).await?;
         if call.matched.route.operation == BankOperation::Read {
             answer::remember_text(call, &received, request).await;
         }
         call.departure.count_received(received.bytes()).await?;
+        let outcome = call.outcome(&received);
+        call.departure.inspection.end(outcome, request.record).await;
         answer::send_answer(session, &received).await
     }
 
@@ -342,6 +347,12 @@ impl MemoryGuard {
     }
 }
 
+impl AuthorizedCall<'_> {
+    fn outcome(&self, received: &MemoryResponse) -> RequestOutcome {
+        RequestOutcome { sent_bytes: self.body.len() as u64, received_bytes: received.bytes() }
+    }
+}
+
 /// Decides on a call, with the same decider as for all other attempts.
 fn decide(
     request: &MemoryRequest<'_>,
@@ -410,13 +421,11 @@ fn passed_head(
 /// Builds the head of the canonical request: the decided method, path and query, our own framing, and of the
 /// sandbox's fields only those that the profile passes.
 fn canonical_request(
-    sent: &RequestHeader,
-    profile: &MemoryProfile,
+    mut head: RequestHeader,
     call: &AuthorizedCall<'_>,
     request: &MemoryRequest<'_>,
 ) -> Result<RequestHeader, Refusal> {
     let malformed = |_| Refusal::from(Reason::BadRequest);
-    let mut head = passed_head(sent, profile, &request.facts, &call.query)?;
     head.insert_header(HOST, host_header(call.departure.permit(), UrlScheme::Https)).map_err(malformed)?;
     head.insert_header(ACCEPT_ENCODING, "identity").map_err(malformed)?;
     head.insert_header("x-request-id", request.record.id()).map_err(malformed)?;
