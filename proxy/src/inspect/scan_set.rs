@@ -190,7 +190,8 @@ pub(super) struct AttemptMatchers {
     canaries: Arc<CanarySet>,
     signals: Arc<SandboxSignals>,
     flow: FlowSnapshot,
-    permit: Permit,
+    /// None for a name that no rule allows.
+    permit: Option<Permit>,
     /// The banks that a memory call selects, whose own text may come back to them.
     own_banks: Vec<BankId>,
     now_ms: u64,
@@ -201,7 +202,7 @@ impl AttemptMatchers {
     pub(super) fn new(
         set: &ScanSet,
         signals: &Arc<SandboxSignals>,
-        permit: &Permit,
+        permit: Option<&Permit>,
         banks: &[BankId],
         now_ms: u64,
     ) -> Arc<Self> {
@@ -210,7 +211,7 @@ impl AttemptMatchers {
             canaries: set.canaries.clone(),
             signals: signals.clone(),
             flow: signals.flow_snapshot(),
-            permit: permit.clone(),
+            permit: permit.cloned(),
             own_banks: banks.to_vec(),
             now_ms,
             flows: Mutex::default(),
@@ -232,7 +233,8 @@ impl AttemptMatchers {
     }
 
     fn may_receive(&self, bank: &BankId) -> bool {
-        self.own_banks.contains(bank) || self.permit.signals().may_receive(bank)
+        let permitted = self.permit.as_ref().is_some_and(|permit| permit.signals().may_receive(bank));
+        permitted || self.own_banks.contains(bank)
     }
 }
 
