@@ -253,6 +253,33 @@ mod tests {
     }
 
     #[test]
+    fn p1_a_wildcard_above_public_suffixes_is_wide() {
+        for (text, wide) in [
+            ("*.compute.amazonaws.com", true), // the list has `*.compute.amazonaws.com`
+            ("*.us-east-1.compute.amazonaws.com", true),
+            ("*.host.us-east-1.compute.amazonaws.com", false),
+            ("*.amazonaws.com", false),
+        ] {
+            let parsed = HostPattern::parse(text, PatternWidth::Narrow);
+            assert_eq!(parsed.is_err(), wide, "{text}: {parsed:?}");
+            assert!(HostPattern::parse(text, PatternWidth::DangerouslyWide).is_ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_says_what_it_covers() {
+        for (text, covers) in [
+            ("*", "every name"),
+            ("*.x.example", "every name below x.example, not x.example itself"),
+            ("x.example", "x.example only"),
+            (".x.example", "x.example and every name below it"),
+        ] {
+            let pattern = HostPattern::parse(text, PatternWidth::DangerouslyWide).unwrap();
+            assert_eq!(pattern.pattern.describe(), covers, "{text}");
+        }
+    }
+
+    #[test]
     fn the_three_forms_match_what_check_prints() {
         for (text, name, matches) in [
             ("x.com", "x.com", true),

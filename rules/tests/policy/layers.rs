@@ -1,10 +1,13 @@
 //! Layers, tiers, sandboxes and channels of the configuration.
 
 use rules::Reason::*;
+use rules::budget::BudgetKind;
+use rules::decision::Treatment;
 use rules::facts::HttpMethod;
 use rules::ids::SandboxId;
 use rules::pattern::{HostPattern, PatternWidth};
-use rules::{Channel, Grant, LoadSources, compile};
+use rules::probe::PolicyProbe;
+use rules::{Channel, Decision, Grant, LoadSources, Permit, RuleSet, compile};
 
 use super::{
     assert_decisions, compile_configured, decide_attempt, error_texts, problem_texts, sandbox_ref,
@@ -466,4 +469,59 @@ fn the_log_section_has_defaults_that_fit_and_shares_that_must() {
     let text = problems[0].to_string();
     assert!(text.contains("sandbar.toml:3:13"), "{text}");
     assert!(text.contains("100 sandboxes x 65536 = 6553600, but the total is 3670016"), "{text}");
+}
+
+fn allowed(rules: &RuleSet, id: &str, text: &str, stage: usize) -> Permit {
+    let sandbox = sandbox_ref(rules, id);
+    let facts = PolicyProbe::parse(text).unwrap().facts(&sandbox);
+    match rules.decide(&sandbox, &facts[stage]) {
+        Decision::Allow(permit) => permit,
+        Decision::Deny(denial) => panic!("{text}: {}", denial.reason),
+    }
+}
+
+const LAYERED: &str = "[[sandbox]]\nid = \"s\"\nbase = \"base\"\npolicies = [\"own\"]\n";
+
+#[test]
+fn a_permit_carries_the_budgets_of_the_bases_rule() {
+    let base = "name = \"base\"\n[[allow]]\nname = \"floor\"\nhosts = [\"a.example\", \"b.example\"]\n\
+                budget = { requests_per_hour = 3 }\n[[allow]]\nname = \"free\"\nhosts = [\"c.example\"]\n";
+    let own = "name = \"own\"\n[[allow]]\nname = \"web\"\nhosts = [\"a.example\", \"c.example\"]\n";
+    let rules = unwrap_rules(compile_configured(LAYERED, &[base, own]));
+    let permit = allowed(&rules, "s", "https://a.example/", 0);
+    let (rule, budgets) = permit.base_budgets().expect("the base bounds it");
+    assert_eq!((&*rule.rule, budgets.limit(BudgetKind::RequestsPerHour)), ("floor", Some(3)));
+    assert!(allowed(&rules, "s", "https://c.example/", 0).base_budgets().is_none());
+}
+
+#[test]
+fn a_tunnel_is_intercepted_where_the_base_must_see_requests() {
+    let base = "name = \"base\"\n[[allow]]\nname = \"reads\"\nhosts = [\"a.example\"]\nmethods = [\"GET\"]\n\
+                [[allow]]\nname = \"any\"\nhosts = [\"b.example\"]\ntls = \"tunnel\"\n";
+    let own = "name = \"own\"\n[[allow]]\nname = \"web\"\nhosts = [\"a.example\", \"b.example\"]\ntls = \"tunnel\"\n";
+    let rules = unwrap_rules(compile_configured(LAYERED, &[base, own]));
+    let treatment = |text: &str| allowed(&rules, "s", text, 0).treatment().clone();
+    assert_eq!(treatment("https://a.example/"), Treatment::Intercept);
+    assert_eq!(treatment("https://b.example/"), Treatment::Tunnel);
+}
+
+#[test]
+fn p11_a_permit_knows_whether_its_host_has_a_credential() {
+    let policy = "name = \"own\"\n[[allow]]\nname = \"model\"\nhosts = [\"a.example\"]\npaths = [\"/v1/**\"]\n\
+                  credential = \"key\"\n[[allow]]\nname = \"rest\"\nhosts = [\"a.example\", \"b.example\"]\n";
+    let configuration =
+        "[[credential]]\nname = \"key\"\nfile = \"key\"\n[[sandbox]]\nid = \"s\"\npolicies = [\"own\"]\n";
+    let rules = unwrap_rules(compile_configured(configuration, &[policy]));
+    for (text, credential, bound) in [
+        ("https://a.example/v1/x", true, true),
+        ("https://a.example/other", false, true),
+        ("https://b.example/v1/x", false, false),
+    ] {
+        let permit = allowed(&rules, "s", text, 1);
+        assert_eq!(
+            (permit.credential().is_some(), permit.is_credential_host()),
+            (credential, bound),
+            "{text}"
+        );
+    }
 }
