@@ -195,6 +195,9 @@ reasons! {
     LogUnwritable "log_unwritable"
         "Sandbar could not write the record of the attempt, and forwards nothing without one."
         "Check the disk and directory of the log; `sandbar log verify` shows its state.";
+    MemoryFlow "memory_flow"
+        "What leaves contains text of a memory bank that the destination may not receive."
+        "Send something else; the policy names who may receive it with `memory = \"may-receive\"` or `receives_banks`.";
     MemoryForm "memory_form"
         "The memory request has an unsupported form: its query, encoding, upgrade or content type."
         "Send what the route accepts and nothing else: no `Upgrade`, no `Content-Encoding`, no extra query.";
@@ -204,9 +207,6 @@ reasons! {
     MemoryService "memory_service"
         "The configuration has no `[[memory_service]]` for this host, or this build lacks its profile."
         "Ask the operator to add the `[[memory_service]]`; check `profile` in the `[[memory]]` rule.";
-    MemoryFlow "memory_flow"
-        "What leaves contains text of a memory bank that the destination may not receive."
-        "Send something else; the policy names who may receive it with `memory = \"may-receive\"` or `receives_banks`.";
     MethodNotAllowed "method_not_allowed"
         "A rule names the host but not this method."
         "Add the method to the rule's `methods`.";

@@ -73,7 +73,8 @@ fn p13_nothing_is_invented_and_nobody_speaks_for_us() {
         let bytes: Vec<u8> =
             origin.connections().into_iter().flat_map(|seen| seen.bytes).skip(before).collect();
         // Fields leave in one order and letter case, and those of one name as one.
-        let joined = kept.replace("Accept: text/html\r\n", "").replace("Accept: */*", "Accept: */*,text/html");
+        let joined =
+            kept.replace("Accept: text/html\r\n", "").replace("Accept: */*", "Accept: */*,text/html");
         let mut fields: Vec<&str> = joined.lines().collect();
         fields.sort_by_key(|line| line.to_ascii_lowercase());
         let fields = fields.join("\r\n").replace("x-MIXED-Case", "X-Mixed-Case");
