@@ -1,5 +1,6 @@
 //! The admin API of a running instance: status, grants, pending refusals, explanations.
 
+pub mod canaries;
 pub mod client;
 pub mod explain;
 pub mod pending;
