@@ -6,3 +6,4 @@ pub mod explain;
 pub mod pending;
 pub mod server;
 pub mod status;
+pub mod try_request;

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
-use rules::Permit;
 use rules::ids::BankId;
 use rules::signals::canary::{self, Canary, CanaryScanner, CanarySet, CanaryShape};
 use rules::signals::content::{BoxedMatcher, MatcherFactory};
 use rules::signals::flow::{FlowMatcher, FlowRules, FlowSnapshot, GUARANTEED_RUN};
 use rules::signals::secrets::{ExactValue, OwnPattern, PatternSet, SecretMatcher, SecretSettings};
+use rules::signals::settings::SignalTerms;
 use rules::signals::{Signal, SignalCode, SignalPlace, ViewMatcher};
 use serde::{Deserialize, Serialize};
 
@@ -88,7 +88,7 @@ impl Inspector {
 }
 
 impl ScanSet {
-    fn compile(
+    pub(super) fn compile(
         own_patterns: &[OwnPattern],
         canaries: &CanaryStore,
         credentials: &CredentialStore,
@@ -129,6 +129,11 @@ impl CanaryStore {
         let canaries: anyhow::Result<Vec<Canary>> = stored.into_iter().map(read).collect();
         let canaries = canaries.with_context(|| format!("cannot read {shown}"))?;
         Ok(CanaryStore { path, canaries: Mutex::new((1, canaries)) })
+    }
+
+    /// Knows no canaries, and stores none.
+    pub(super) fn empty() -> Self {
+        CanaryStore { path: PathBuf::new(), canaries: Mutex::default() }
     }
 
     fn version(&self) -> u64 {
@@ -190,7 +195,7 @@ pub(super) struct AttemptMatchers {
     canaries: Arc<CanarySet>,
     signals: Arc<SandboxSignals>,
     flow: FlowSnapshot,
-    permit: Permit,
+    terms: SignalTerms,
     /// The banks that a memory call selects, whose own text may come back to them.
     own_banks: Vec<BankId>,
     now_ms: u64,
@@ -201,7 +206,7 @@ impl AttemptMatchers {
     pub(super) fn new(
         set: &ScanSet,
         signals: &Arc<SandboxSignals>,
-        permit: &Permit,
+        terms: &SignalTerms,
         banks: &[BankId],
         now_ms: u64,
     ) -> Arc<Self> {
@@ -210,7 +215,7 @@ impl AttemptMatchers {
             canaries: set.canaries.clone(),
             signals: signals.clone(),
             flow: signals.flow_snapshot(),
-            permit: permit.clone(),
+            terms: terms.clone(),
             own_banks: banks.to_vec(),
             now_ms,
             flows: Mutex::default(),
@@ -232,7 +237,7 @@ impl AttemptMatchers {
     }
 
     fn may_receive(&self, bank: &BankId) -> bool {
-        self.own_banks.contains(bank) || self.permit.signals().may_receive(bank)
+        self.own_banks.contains(bank) || self.terms.may_receive(bank)
     }
 }
 
