@@ -29,6 +29,7 @@ mod reference;
 mod reload;
 mod run;
 mod serve;
+mod signals;
 mod status;
 mod terminal;
 mod test;
@@ -100,6 +101,7 @@ enum CliCommand {
     Run(run::RunArgs),
     Schema(reference::SchemaArgs),
     Serve(serve::ServeArgs),
+    Signals(signals::SignalsArgs),
     Status(status::StatusArgs),
     Test(test::TestArgs),
 }
@@ -142,6 +144,7 @@ fn main() -> ExitCode {
         CliCommand::Run(args) => Ok(run::run(&args, output)),
         CliCommand::Schema(args) => reference::schema(&args),
         CliCommand::Serve(args) => serve::serve(&args),
+        CliCommand::Signals(args) => signals::signals(&args, output),
         CliCommand::Status(args) => status::status(&args, output),
         CliCommand::Test(args) => test::test(&args, output),
     };
