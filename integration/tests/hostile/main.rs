@@ -27,6 +27,7 @@ mod origin;
 mod pipelining;
 mod refusals;
 mod sandboxes;
+mod signal_commands;
 mod streams;
 mod strict_http;
 mod upgrades;
