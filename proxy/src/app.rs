@@ -17,7 +17,7 @@ use rules::configuration::{Configuration, DnsSettings, ListenerMode, LogSettings
 use rules::ids::SandboxId;
 use rules::load;
 use rules::quota::MachineLimits;
-use rules::{LoadSources, RuleSet, TimedState, compile};
+use rules::{LoadSources, RuleSet, SandboxRef, TimedState, compile};
 use sd_notify::NotifyState;
 use sys::worker::Worker;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -38,7 +38,7 @@ use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::Shared;
 use crate::housekeeping;
 use crate::http::HttpEngine;
-use crate::inspect::{CanaryStore, Inspector};
+use crate::inspect::{CanaryStore, Inspector, QueryInspector};
 use crate::memory::MemoryGuard;
 use crate::policy::grants::GrantStore;
 use crate::policy::identities::IdentityStore;
@@ -299,7 +299,10 @@ fn build_shared(
     let credentials = credentials.map(|one| (one.name.clone(), base.join(&one.file)));
     let credentials = Arc::new(CredentialStore::open(credentials).context("cannot start a thread")?);
     let patterns = configuration.secret_patterns.clone();
-    let inspector = Inspector::new(patterns, canaries, credentials.clone())?;
+    let inspector = Arc::new(Inspector::new(patterns, canaries, credentials.clone())?);
+    let states = ledger.clone();
+    let find = move |sandbox: &SandboxRef| Some(states.sandbox(&sandbox.id)?.signals.clone());
+    filter.set_name_inspector(Arc::new(QueryInspector::new(&inspector, Box::new(find))));
     Ok(Arc::new(Shared {
         rules: rules.clone(),
         log: log.clone(),

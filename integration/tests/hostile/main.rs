@@ -28,6 +28,7 @@ mod pipelining;
 mod refusals;
 mod sandboxes;
 mod signal_commands;
+mod signals;
 mod streams;
 mod strict_http;
 mod upgrades;

@@ -330,7 +330,7 @@ fn the_signals_are_listed_with_what_governs_them() {
     for (code, keys, default) in [
         ("canary_used", &["canaries"][..], "deny"),
         ("credential_leaving", &[], "deny"),
-        ("encoded_run", &["headers", "url"], "flag"),
+        ("encoded_run", &["body", "headers", "url"], "flag"),
         ("memory_flow", &["memory_flow"], "flag"),
         ("secret_found", &["secrets"], "flag"),
         ("upload_ratio", &["body"], "flag"),

@@ -106,7 +106,6 @@ impl TryRequest<'_> {
         let request = RawRequest::parse(self.request, &limits)?;
         let probe = self.probe(&request.head)?;
         let (policy, permit) = self.decide(&probe)?;
-        let terms = permit.as_ref().map(|permit| permit.signals().clone()).unwrap_or_default();
         let mut notes = Vec::new();
         let set = self.read_set(&mut notes)?;
         if set.canaries.is_none() {
@@ -115,7 +114,7 @@ impl TryRequest<'_> {
         notes.push("text recalled from memory banks is not known here".to_owned());
 
         let visible = permit.as_ref().map_or(Visible::Request, visible_part);
-        let trial = Trial::new(&set, &terms, &probe.host.to_string())?;
+        let trial = Trial::new(&set, permit.as_ref(), &probe.host.to_string())?;
         let mut found = TrialFindings::default();
         if let Some(name) = probe.host.name() {
             trial.look_at_name(name.as_str(), &mut found);
@@ -140,8 +139,8 @@ impl TryRequest<'_> {
             host: probe.host.to_string(),
             port: probe.port,
             policy,
-            inspected: coverage(visible, &terms),
-            settings: SignalKind::ALL.map(|kind| (kind.key(), terms.mode(kind).to_string())).into(),
+            inspected: coverage(visible, trial.terms()),
+            settings: SignalKind::ALL.map(|kind| (kind.key(), trial.terms().mode(kind).to_string())).into(),
             content: found.content,
             form: found.form,
             header_bits,

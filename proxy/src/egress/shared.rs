@@ -35,7 +35,7 @@ pub(crate) struct Shared {
     pub(crate) resolver: Resolver,
     pub(crate) limits: TrafficLimits,
     pub(crate) credentials: Arc<CredentialStore>,
-    pub(crate) inspector: Inspector,
+    pub(crate) inspector: Arc<Inspector>,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) grants: Arc<GrantStore>,
     /// The thread that writes state files.

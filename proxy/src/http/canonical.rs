@@ -27,7 +27,7 @@ pub(super) fn strip_unlisted(request: &mut RequestHeader, listed: &[String]) {
     }
 }
 
-/// Sorts the fields by name, `Host` first, and joins those of one name.
+/// Sorts the fields by name, `Host` first, joins those of one name, and writes names in one letter case.
 pub(super) fn normalize_fields(request: &mut RequestHeader) -> pingora_core::prelude::Result<()> {
     let names: Vec<HeaderName> = request.headers.keys().cloned().collect();
     let mut fields: Vec<(HeaderName, HeaderValue)> = Vec::with_capacity(names.len());
@@ -43,9 +43,20 @@ pub(super) fn normalize_fields(request: &mut RequestHeader) -> pingora_core::pre
         rank(one).cmp(&rank(other))
     });
     for (name, value) in fields {
-        request.append_header(name, value)?;
+        request.append_header(title_case(name.as_str()), value)?;
     }
     Ok(())
+}
+
+/// Writes a name as most servers expect it in HTTP/1: `X-Api-Key`.
+fn title_case(name: &str) -> String {
+    let mut first = true;
+    let cased = name.chars().map(|letter| {
+        let cased = if first { letter.to_ascii_uppercase() } else { letter };
+        first = letter == '-';
+        cased
+    });
+    cased.collect()
 }
 
 /// Joins the values of one name as RFC 9110, section 5.3, lets a proxy do; cookies as RFC 9113, section 8.2.3, does.

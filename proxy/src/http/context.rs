@@ -140,7 +140,8 @@ impl RequestState {
         let departed = self.departed()?;
         let Some(inspector) = &mut departed.body else { return Ok(()) };
         let (found, ready) = inspector.feed(body.as_ref(), last);
-        *body = ready;
+        // To Pingora, none is the end of the body, and an empty chunk is nothing yet.
+        *body = if last { ready } else { Some(ready.unwrap_or_default()) };
         if found.is_empty() {
             return Ok(());
         }

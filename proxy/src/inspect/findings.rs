@@ -2,7 +2,7 @@
 
 use audit::{DetectionFinding, FindingCode, FindingSeverity};
 use rules::signals::{Encoding, Signal, SignalCode, SignalMode, SignalPlace};
-use rules::{Permit, Reason};
+use rules::{DomainName, Permit, Reason};
 
 /// Every signal, in the order of its code.
 pub(super) const SIGNALS: [SignalCode; 14] = [
@@ -84,6 +84,20 @@ pub(super) fn finding(signal: &Signal, mode: SignalMode, permit: &Permit) -> Det
         title: code.meaning().into(),
         severity: severity(signal.code),
         message: Some(message.into()),
+        score: None,
+        features: Vec::new(),
+    }
+}
+
+/// Returns the record of a signal in a name that the DNS filter was asked for.
+pub(super) fn name_finding(signal: &Signal, mode: SignalMode, name: &DomainName) -> DetectionFinding {
+    let code = code(signal.code);
+    let verdict = if mode == SignalMode::Deny { "refused" } else { "flagged" };
+    DetectionFinding {
+        code,
+        title: code.meaning().into(),
+        severity: severity(signal.code),
+        message: Some(format!("{} {name}: {verdict}.", describe(signal)).into()),
         score: None,
         features: Vec::new(),
     }

@@ -8,6 +8,7 @@
 mod body;
 mod findings;
 mod head;
+mod names;
 mod scan_set;
 mod state;
 mod trial;
@@ -26,6 +27,7 @@ use rules::signals::{Signal, SignalMode};
 
 pub(crate) use body::{BodyInspector, HELD_BYTES};
 pub(crate) use head::RequestHead;
+pub(crate) use names::QueryInspector;
 pub(crate) use scan_set::{CanaryStore, Inspector};
 pub(crate) use state::{PricedRequest, SandboxSignals, SignalKeys};
 pub use trial::{KnownSignal, TriedBits, TriedComponent, TriedSignal, known_signals};
@@ -85,7 +87,7 @@ impl Inspection {
             AttemptContent::Call { banks, .. } => banks,
             AttemptContent::Name | AttemptContent::Request(_) => &[][..],
         };
-        let matchers = AttemptMatchers::new(&set, &signals, permit.signals(), banks, now_ms());
+        let matchers = AttemptMatchers::new(&set, &signals, Some(permit), banks, now_ms());
         let host = permit.host().to_string();
         let mut inspection =
             Inspection { permit: permit.clone(), host, signals, matchers, observation: None };
@@ -170,11 +172,16 @@ impl Inspection {
         self.signals.with_shape(&self.host, |shape| {
             shape.observe_outcome(observation, outcome, now, &thresholds, &mut found);
         });
-        // It has left: all that a finding can do now is say so.
+        // It has left, so a denial can only concern the requests that follow.
+        for signal in found.iter().filter(|signal| self.mode(signal) == SignalMode::Deny) {
+            self.signals.block(&self.host, signal.code, now);
+        }
         drop(self.judge(found, record).await);
     }
 
     fn look_at_head(&mut self, head: &RequestHead<'_>, found: &mut Vec<Signal>) {
+        let blocked = self.signals.blocked(&self.host, now_ms()).map(findings::repeated);
+        found.extend(blocked.filter(|signal| self.mode(signal) == SignalMode::Deny));
         head::scan(&self.matchers, head, found);
         let (now, thresholds) = (now_ms(), ShapeThresholds::default());
         let components = self.signals.keys().split(&head.parts());

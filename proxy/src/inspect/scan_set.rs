@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
+use rules::Permit;
 use rules::ids::BankId;
 use rules::signals::canary::{self, Canary, CanaryScanner, CanarySet, CanaryShape};
 use rules::signals::content::{BoxedMatcher, MatcherFactory};
 use rules::signals::flow::{FlowMatcher, FlowRules, FlowSnapshot, GUARANTEED_RUN};
 use rules::signals::secrets::{ExactValue, OwnPattern, PatternSet, SecretMatcher, SecretSettings};
-use rules::signals::settings::SignalTerms;
 use rules::signals::{Signal, SignalCode, SignalPlace, ViewMatcher};
 use serde::{Deserialize, Serialize};
 
@@ -195,7 +195,8 @@ pub(super) struct AttemptMatchers {
     canaries: Arc<CanarySet>,
     signals: Arc<SandboxSignals>,
     flow: FlowSnapshot,
-    terms: SignalTerms,
+    /// None for a name that no rule allows.
+    permit: Option<Permit>,
     /// The banks that a memory call selects, whose own text may come back to them.
     own_banks: Vec<BankId>,
     now_ms: u64,
@@ -206,7 +207,7 @@ impl AttemptMatchers {
     pub(super) fn new(
         set: &ScanSet,
         signals: &Arc<SandboxSignals>,
-        terms: &SignalTerms,
+        permit: Option<&Permit>,
         banks: &[BankId],
         now_ms: u64,
     ) -> Arc<Self> {
@@ -215,7 +216,7 @@ impl AttemptMatchers {
             canaries: set.canaries.clone(),
             signals: signals.clone(),
             flow: signals.flow_snapshot(),
-            terms: terms.clone(),
+            permit: permit.cloned(),
             own_banks: banks.to_vec(),
             now_ms,
             flows: Mutex::default(),
@@ -237,7 +238,8 @@ impl AttemptMatchers {
     }
 
     fn may_receive(&self, bank: &BankId) -> bool {
-        self.own_banks.contains(bank) || self.terms.may_receive(bank)
+        let permitted = self.permit.as_ref().is_some_and(|permit| permit.signals().may_receive(bank));
+        permitted || self.own_banks.contains(bank)
     }
 }
 

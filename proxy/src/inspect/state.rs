@@ -65,6 +65,8 @@ struct SignalMemory {
     pieces: Option<CanaryTracker>,
     bits: BitWindow,
     bits_flagged_ms: Option<u64>,
+    /// Hosts that requests are refused to, why, and until when.
+    blocked: HashMap<String, (SignalCode, u64)>,
     flows: VecDeque<FlowEntry>,
     /// Flagged and denied, by code.
     counts: BTreeMap<SignalCode, [u64; 2]>,
@@ -294,6 +296,21 @@ impl SandboxSignals {
         let mut memory = sys::lock(&self.memory);
         let counts = memory.counts.entry(code).or_default();
         counts[usize::from(mode == SignalMode::Deny)] += 1;
+    }
+
+    /// Refuses requests to a host for an hour, because of a signal that was raised when a request had left.
+    pub(super) fn block(&self, host: &str, code: SignalCode, now_ms: u64) {
+        let mut memory = sys::lock(&self.memory);
+        memory.blocked.retain(|_, (_, until)| *until > now_ms);
+        if memory.blocked.len() < HOSTS {
+            memory.blocked.insert(host.to_owned(), (code, now_ms.saturating_add(WINDOW_MS)));
+        }
+    }
+
+    /// Returns the signal for which requests to a host are refused.
+    pub(super) fn blocked(&self, host: &str, now_ms: u64) -> Option<SignalCode> {
+        let memory = sys::lock(&self.memory);
+        memory.blocked.get(host).filter(|(_, until)| *until > now_ms).map(|(code, _)| *code)
     }
 
     /// Returns how often each signal was flagged and denied since the start.

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use rules::Permit;
 use rules::signals::bits::HeaderAccount;
 use rules::signals::secrets::OwnPattern;
 use rules::signals::settings::{BodyInspection, SignalKind, SignalSettings, SignalTerms};
@@ -108,10 +109,16 @@ impl TrialSet {
 }
 
 impl Trial {
-    pub(crate) fn new(set: &TrialSet, terms: &SignalTerms, host: &str) -> anyhow::Result<Self> {
+    /// Without a permit, the defaults apply.
+    pub(crate) fn new(set: &TrialSet, permit: Option<&Permit>, host: &str) -> anyhow::Result<Self> {
         let signals = Arc::new(SandboxSignals::unstored()?);
-        let matchers = AttemptMatchers::new(&set.compile()?, &signals, terms, &[], now_ms());
-        Ok(Trial { signals, matchers, terms: terms.clone(), host: host.to_owned() })
+        let matchers = AttemptMatchers::new(&set.compile()?, &signals, permit, &[], now_ms());
+        let terms = permit.map(|permit| permit.signals().clone()).unwrap_or_default();
+        Ok(Trial { signals, matchers, terms, host: host.to_owned() })
+    }
+
+    pub(crate) fn terms(&self) -> &SignalTerms {
+        &self.terms
     }
 
     /// Looks at the name of the host, which is all that is seen of a tunnel.
@@ -179,8 +186,8 @@ pub fn known_signals() -> Vec<KnownSignal> {
 }
 
 fn known_signal(code: SignalCode) -> KnownSignal {
-    // Where a head can carry something; for most signals the place does not matter.
-    let places = [SignalPlace::Field(String::new()), SignalPlace::Path];
+    // One place for each key that a place can decide by; for most signals the place does not matter.
+    let places = [SignalPlace::Attempt, SignalPlace::Field(String::new()), SignalPlace::Path];
     let mut kinds: Vec<SignalKind> = places.iter().filter_map(|place| SignalKind::of(code, place)).collect();
     kinds.dedup();
     let settings = SignalSettings::default();

@@ -56,8 +56,8 @@ impl SignalKind {
             | SignalCode::ManyFields
             | SignalCode::UserAgentChanged => Some(SignalKind::Headers),
             SignalCode::Sequence | SignalCode::UrlNovelty => Some(SignalKind::Url),
-            SignalCode::Beacon | SignalCode::Drip | SignalCode::UploadRatio => Some(SignalKind::Body),
-            SignalCode::EncodedRun => Some(by_place),
+            SignalCode::Beacon | SignalCode::UploadRatio => Some(SignalKind::Body),
+            SignalCode::Drip | SignalCode::EncodedRun => Some(by_place),
         }
     }
 
