@@ -345,6 +345,8 @@ pub struct Lifecycle {
 /// The kind of a [`Lifecycle`] event. The log adds events of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LifecycleEvent {
+    CanaryMade,
+    CanaryRemoved,
     GrantEnded,
     GrantMade,
     GrantRefused,

@@ -171,6 +171,7 @@ impl App {
             rules: rules.clone(),
             pending,
             reloader: Arc::new(reloader),
+            canaries: shared.inspector.canaries().clone(),
             ready: AtomicBool::new(false),
             gate: gate.clone(),
             listeners: set,

@@ -81,7 +81,7 @@ impl ExplainRequest {
     }
 }
 
-fn choose_sandbox(rules: &RuleSet, wanted: Option<&str>) -> anyhow::Result<SandboxRef> {
+pub(super) fn choose_sandbox(rules: &RuleSet, wanted: Option<&str>) -> anyhow::Result<SandboxRef> {
     let known = || rules.sandboxes().iter().map(|sandbox| sandbox.id.as_str()).collect::<Vec<_>>().join(", ");
     let mut all = rules.sandboxes().iter();
     match (wanted, all.next(), all.next()) {

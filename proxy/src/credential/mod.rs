@@ -438,7 +438,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         fs::write(&path, "sk-first-value\n").unwrap();
-        let source = CredentialSource::new(path);
+        let source = CredentialSource::new(path, Arc::default());
         let start = sys::lock(&source.seen).at;
         assert!(source.current(start).is_err(), "nothing was seen yet");
         source.look();

@@ -115,7 +115,7 @@ impl RequestFilter {
         let credential = credential.map_err(|refusal| refusal.under(&permit))?;
         let record = state.record.as_mut().ok_or(Reason::Internal)?;
         monitor.set_byte_count(record.byte_count());
-        let leaving = outgoing_head(session.req_header(), &permit)?;
+        let leaving = outgoing_head(session.req_header(), Some(&permit))?;
         let head = RequestHead::of(&leaving);
         let terms = DepartureTerms {
             upfront: request_bytes(session.req_header()),
@@ -571,14 +571,17 @@ impl ProxyHttp for RequestFilter {
 }
 
 /// Returns the head of a request with the fields that leave, in the order in which they do, without those of ours.
-fn outgoing_head(request: &RequestHeader, permit: &Permit) -> Result<RequestHeader, Refusal> {
+pub(crate) fn outgoing_head(
+    request: &RequestHeader,
+    permit: Option<&Permit>,
+) -> Result<RequestHeader, Refusal> {
     let mut head = request.clone();
     strip_request_hops(&mut head);
     strip_request(&mut head);
-    if permit.is_credential_host() {
+    if permit.is_some_and(Permit::is_credential_host) {
         head.remove_header("authorization");
     }
-    if let Some(listed) = permit.signals().listed_fields() {
+    if let Some(listed) = permit.and_then(|permit| permit.signals().listed_fields()) {
         strip_unlisted(&mut head, listed);
     }
     normalize_fields(&mut head).map_err(|_| Refusal::from(Reason::BadRequest))?;

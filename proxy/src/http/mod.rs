@@ -32,6 +32,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use client_stream::ClientStream;
+pub(crate) use filter::outgoing_head;
 pub(crate) use frames::HTTP2_PREFACE;
 
 use crate::budget::live::CutSignal;

@@ -4,6 +4,24 @@ use audit::{DetectionFinding, FindingCode, FindingSeverity};
 use rules::signals::{Encoding, Signal, SignalCode, SignalMode, SignalPlace};
 use rules::{DomainName, Permit, Reason};
 
+/// Every signal, in the order of its code.
+pub(super) const SIGNALS: [SignalCode; 14] = [
+    SignalCode::Beacon,
+    SignalCode::CanaryUsed,
+    SignalCode::CredentialLeaving,
+    SignalCode::Drip,
+    SignalCode::EncodedRun,
+    SignalCode::FieldNovelty,
+    SignalCode::HeaderBits,
+    SignalCode::ManyFields,
+    SignalCode::MemoryFlow,
+    SignalCode::SecretFound,
+    SignalCode::Sequence,
+    SignalCode::UploadRatio,
+    SignalCode::UrlNovelty,
+    SignalCode::UserAgentChanged,
+];
+
 /// The codes of [`rules::signals::shape`] that a request can raise before it leaves.
 pub(super) const SHAPES: [SignalCode; 7] = [
     SignalCode::Drip,
@@ -121,7 +139,7 @@ fn severity(code: SignalCode) -> FindingSeverity {
     }
 }
 
-fn place(place: &SignalPlace) -> String {
+pub(super) fn place(place: &SignalPlace) -> String {
     let shown =
         |name: &str| name.chars().filter(|character| !character.is_control()).take(64).collect::<String>();
     match place {
@@ -137,7 +155,7 @@ fn place(place: &SignalPlace) -> String {
     }
 }
 
-fn encoding_name(encoding: Encoding) -> &'static str {
+pub(super) fn encoding_name(encoding: Encoding) -> &'static str {
     match encoding {
         Encoding::Base32 => "base32",
         Encoding::Base64 => "base64",
@@ -148,5 +166,30 @@ fn encoding_name(encoding: Encoding) -> &'static str {
         Encoding::HtmlEscapes => "HTML escapes",
         Encoding::JsonEscapes => "JSON escapes",
         Encoding::Percent => "percent encoding",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_signal_is_listed_by_its_code() {
+        assert!(SIGNALS.is_sorted_by_key(|signal| code(*signal).code()));
+        let unlisted = [
+            FindingCode::AnswerForeignBank,
+            FindingCode::AnswerUnchecked,
+            FindingCode::CredentialEchoed,
+            FindingCode::DnsBudgetExhausted,
+            FindingCode::DnsBypassAttempt,
+            FindingCode::DnsForwardingLoop,
+            FindingCode::DnsTunnelSuspected,
+            FindingCode::IdentityMismatch,
+            FindingCode::IdentityStale,
+        ];
+        for finding in FindingCode::ALL {
+            let listed = SIGNALS.iter().any(|signal| code(*signal) == *finding);
+            assert!(listed != unlisted.contains(finding), "{finding:?}");
+        }
     }
 }

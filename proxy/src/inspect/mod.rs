@@ -11,6 +11,7 @@ mod head;
 mod names;
 mod scan_set;
 mod state;
+mod trial;
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -20,7 +21,7 @@ use http::HeaderMap;
 use http::header::SET_COOKIE;
 use rules::Permit;
 use rules::ids::BankId;
-use rules::signals::settings::{BodyInspection, SignalKind};
+use rules::signals::settings::{BodyInspection, SignalKind, SignalTerms};
 use rules::signals::shape::{RequestOutcome, ShapeObservation, ShapeThresholds};
 use rules::signals::{Signal, SignalMode};
 
@@ -29,6 +30,8 @@ pub(crate) use head::RequestHead;
 pub(crate) use names::QueryInspector;
 pub(crate) use scan_set::{CanaryStore, Inspector};
 pub(crate) use state::{PricedRequest, SandboxSignals, SignalKeys};
+pub use trial::{KnownSignal, TriedBits, TriedComponent, TriedSignal, known_signals};
+pub(crate) use trial::{Trial, TrialFindings, TrialSet};
 
 use crate::report::metrics;
 use crate::report::refusal::Refusal;
@@ -128,8 +131,7 @@ impl Inspection {
     }
 
     fn mode(&self, signal: &Signal) -> SignalMode {
-        let kind = SignalKind::of(signal.code, &signal.place);
-        kind.map_or(SignalMode::Deny, |kind| self.permit.signals().mode(kind))
+        mode_of(self.permit.signals(), signal)
     }
 
     /// Prices the head of a request that leaves now; see [`SandboxSignals::price_request`].
@@ -212,6 +214,12 @@ impl Inspection {
     pub(crate) fn signals(&self) -> &Arc<SandboxSignals> {
         &self.signals
     }
+}
+
+/// Returns what a policy does about a signal.
+fn mode_of(terms: &SignalTerms, signal: &Signal) -> SignalMode {
+    let kind = SignalKind::of(signal.code, &signal.place);
+    kind.map_or(SignalMode::Deny, |kind| terms.mode(kind))
 }
 
 /// Milliseconds since the epoch.

@@ -88,7 +88,7 @@ impl Inspector {
 }
 
 impl ScanSet {
-    fn compile(
+    pub(super) fn compile(
         own_patterns: &[OwnPattern],
         canaries: &CanaryStore,
         credentials: &CredentialStore,
@@ -129,6 +129,11 @@ impl CanaryStore {
         let canaries: anyhow::Result<Vec<Canary>> = stored.into_iter().map(read).collect();
         let canaries = canaries.with_context(|| format!("cannot read {shown}"))?;
         Ok(CanaryStore { path, canaries: Mutex::new((1, canaries)) })
+    }
+
+    /// Knows no canaries, and stores none.
+    pub(super) fn empty() -> Self {
+        CanaryStore { path: PathBuf::new(), canaries: Mutex::default() }
     }
 
     fn version(&self) -> u64 {

@@ -135,11 +135,15 @@ impl SignalKeys {
                 bytes
             }
         };
+        Ok(Self::from_bytes(dir, &bytes))
+    }
+
+    fn from_bytes(dir: PathBuf, bytes: &[u8; KEY_BYTES]) -> Self {
         let (mut digest, mut flow) = ([0; 16], [0; 32]);
         let (first, second) = bytes.split_at(digest.len());
         digest.copy_from_slice(first);
         flow.copy_from_slice(second);
-        Ok(SignalKeys { dir, digest: DigestKey::new(digest), flow: FlowKey::new(&flow) })
+        SignalKeys { dir, digest: DigestKey::new(digest), flow: FlowKey::new(&flow) }
     }
 
     pub(super) fn digest(&self) -> &DigestKey {
@@ -174,6 +178,18 @@ impl SandboxSignals {
             memory: Mutex::new(memory),
             changed: AtomicBool::new(false),
         }
+    }
+
+    /// Remembers nothing yet, and is never stored.
+    pub(super) fn unstored() -> anyhow::Result<Self> {
+        let keys = SignalKeys::from_bytes(PathBuf::new(), &certs::random_bytes()?);
+        Ok(SandboxSignals {
+            bits: tokio::sync::Mutex::new(HeaderAccount::new(keys.digest.clone())),
+            keys,
+            path: PathBuf::new(),
+            memory: Mutex::default(),
+            changed: AtomicBool::new(false),
+        })
     }
 
     pub(super) fn keys(&self) -> &SignalKeys {

@@ -928,7 +928,7 @@ mod tests {
         let (dir, rules) = (tempfile::tempdir().unwrap(), rules(""));
         std::fs::create_dir(dir.path().join(BUDGETS_DIR)).unwrap();
         std::fs::write(dir.path().join(BUDGETS_DIR).join("p.json"), "{").unwrap();
-        let error = format!("{:#}", open(dir.path(), &rules).unwrap_err());
+        let error = format!("{:#}", open(dir.path(), &rules).err().unwrap());
         assert!(error.contains("p.json is not valid: repair or remove it"), "{error}");
     }
 }

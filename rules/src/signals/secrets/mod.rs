@@ -118,6 +118,11 @@ impl Default for SecretSettings {
     }
 }
 
+/// Returns what each known shape of a secret is, in words.
+pub fn shape_names() -> impl Iterator<Item = &'static str> {
+    SHAPES.iter().map(|shape| shape.what)
+}
+
 impl PatternSet {
     /// Compiles what to look for.
     ///
