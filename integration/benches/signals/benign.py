@@ -60,7 +60,8 @@ NODE = """
 const http = require('http'), https = require('https'), tls = require('tls');
 const proxy = new URL(process.env.HTTPS_PROXY);
 const ask = (path, body) => new Promise((done, fail) => {
-  const connect = http.request({host: proxy.hostname, port: proxy.port, method: 'CONNECT', path: 'web.example:443'});
+  const connect = http.request({host: proxy.hostname, port: proxy.port, method: 'CONNECT', path: 'web.example:443',
+    headers: {Host: 'web.example:443'}});
   connect.on('connect', (_, socket) => {
     const options = {host: 'web.example', path, method: body ? 'POST' : 'GET',
       agent: Object.assign(new https.Agent(), {createConnection: () => tls.connect({socket, servername: 'web.example'})}),
@@ -108,6 +109,7 @@ def run_item(name, port, world, trust, python, directory, timeout=TIMEOUT):
     env = {**keep, **trust, "HOME": str(home), "LANG": "C.UTF-8", "DATA": str(data), "PYTHON": "/usr/bin/python3",
            **{key: proxy for key in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "grpc_proxy")},
            "GRPC_DNS_RESOLVER": "native", "GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1",
+           "PYTHONDONTWRITEBYTECODE": "1",
            "RUSTUP_HOME": os.environ.get("RUSTUP_HOME", str(Path.home() / ".rustup"))}
     if name in LIBRARIES:
         command = [python, str(HERE / "tools.py"), name]

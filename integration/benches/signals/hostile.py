@@ -8,7 +8,7 @@ import collections
 import string
 import time
 
-from samples import ENCODINGS, SECRETS, TEXT_ENCODINGS, Samples
+from samples import ENCODINGS, SECRETS, TEXT_ENCODINGS, WORDS, Samples
 from wire import Wire
 
 SIZE = 1_100
@@ -127,19 +127,15 @@ def split_fields(wire, samples):
         wire.send("GET", "/", [BROWSER, *((f"X-Part-{at}", part) for at, part in enumerate(parts))])
 
 
-def words_in_path(wire, samples):
-    for piece in pieces(samples.prose(SIZE * 2).split(), 12):
-        wire.send("GET", "/wiki/" + "-".join(piece), [BROWSER])
+def as_words(send, count):
+    """The secret in words of a list that both sides know, `count` of them in each request."""
 
+    def run(wire, samples):
+        words = [WORDS[digit] for digit in digits(samples.bytes(SIZE), len(WORDS))]
+        for piece in pieces(words, count):
+            send(wire, piece)
 
-def prose_in_query(wire, samples):
-    for piece in pieces(samples.prose(SIZE * 2), 200):
-        wire.send("GET", "/search?q=" + piece.replace(" ", "+"), [BROWSER])
-
-
-def prose_in_field(wire, samples):
-    for piece in pieces(samples.prose(SIZE * 2), 120):
-        wire.send("GET", "/", [BROWSER, ("X-Comment", piece)])
+    return run
 
 
 def in_body(kind, *encodings, field=None, chunk=None):
@@ -154,16 +150,16 @@ def in_body(kind, *encodings, field=None, chunk=None):
             fields.append(field)
         if chunk:
             raw = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in pieces(data, chunk)) + b"0\r\n\r\n"
-            wire.send("POST", "/upload", [*fields, ("Transfer-Encoding", "chunked")], raw=raw)
+            wire.send("POST", "/upload", [*fields, ("Transfer-Encoding", "chunked")], data, raw)
         else:
             wire.send("POST", "/upload", fields, data)
 
     return run
 
 
-def multipart(kind):
+def multipart(kind, encoding="raw"):
     def run(wire, samples):
-        data = samples.settings(kind).encode()
+        data = ENCODINGS[encoding](samples.settings(kind).encode())
         body = b'--b\r\nContent-Disposition: form-data; name="f"; filename="a.txt"\r\n\r\n' + data + b"\r\n--b--\r\n"
         wire.send("POST", "/upload", [BROWSER, ("Content-Type", "multipart/form-data; boundary=b")], body)
 
@@ -235,19 +231,19 @@ def white_space(wire, samples):
 def trailers(wire, samples):
     for piece in pieces(samples.bytes(SIZE), 220):
         raw = b"2\r\nok\r\n0\r\nX-Sum: " + piece.hex().encode() + b"\r\n\r\n"
-        wire.send("POST", "/", [BROWSER, ("Transfer-Encoding", "chunked"), ("Trailer", "X-Sum")], raw=raw)
+        wire.send("POST", "/", [BROWSER, ("Transfer-Encoding", "chunked"), ("Trailer", "X-Sum")], b"ok", raw)
 
 
 def unannounced_trailers(wire, samples):
     for piece in pieces(samples.bytes(SIZE), 220):
         raw = b"2\r\nok\r\n0\r\nX-Sum: " + piece.hex().encode() + b"\r\n\r\n"
-        wire.send("POST", "/", [BROWSER, ("Transfer-Encoding", "chunked")], raw=raw)
+        wire.send("POST", "/", [BROWSER, ("Transfer-Encoding", "chunked")], b"ok", raw)
 
 
 def chunk_extensions(wire, samples):
     for piece in pieces(samples.bytes(SIZE), 220):
         raw = b"2;x=" + piece.hex().encode() + b"\r\nok\r\n0\r\n\r\n"
-        wire.send("POST", "/", [BROWSER, ("Transfer-Encoding", "chunked")], raw=raw)
+        wire.send("POST", "/", [BROWSER, ("Transfer-Encoding", "chunked")], b"ok", raw)
 
 
 def chunk_sizes(wire, samples):
@@ -257,7 +253,7 @@ def chunk_sizes(wire, samples):
         sizes = [1 + nibble for byte in piece for nibble in (byte >> 4, byte & 15)]
         raw = b"".join(b"%x\r\n%s\r\n" % (size, b"x" * size) for size in sizes) + b"0\r\n\r\n"
         wire.sizes.append(sizes)
-        wire.send("POST", "/", [BROWSER, ("Transfer-Encoding", "chunked")], raw=raw)
+        wire.send("POST", "/", [BROWSER, ("Transfer-Encoding", "chunked")], b"x" * sum(sizes), raw)
 
 
 def no_chunk_sizes(arrived, wire):
@@ -292,9 +288,10 @@ def items():
     add("page-choice-256", choices(pages(256)))
     add("user-agent-choice", choices(agents))
     add("sequence", sequence)
-    add("words-in-path", words_in_path)
-    add("prose-in-query", prose_in_query)
-    add("prose-in-field", prose_in_field)
+    add("words-in-path", as_words(lambda wire, words: wire.send("GET", "/wiki/" + "-".join(words), [BROWSER]), 12))
+    add("words-in-query", as_words(lambda wire, words: wire.send("GET", "/search?q=" + "+".join(words), [BROWSER]), 30))
+    add("words-in-field", as_words(lambda wire, words: wire.send("GET", "/", [
+        BROWSER, ("X-Comment", " ".join(words))]), 20))
     add("credential-random", lambda wire, samples: wire.send("GET", "/", [
         BROWSER, ("Authorization", "Bearer " + samples.bytes(SIZE).hex())]), documented=True)
     add("credentials-many", lambda wire, samples: [wire.send("GET", "/", [
@@ -319,6 +316,7 @@ def items():
     for kind in ("aws", "github", "pem"):
         add(f"body-{kind}-gzip-declared", in_body(kind, "gzip", field=("Content-Encoding", "gzip")))
         add(f"body-{kind}-multipart", multipart(kind))
+        add(f"body-{kind}-gzip-multipart", multipart(kind, "gzip"))
         add(f"body-{kind}-chunks-of-1", in_body(kind, chunk=1))
         add(f"body-{kind}-base64-chunks-of-7", in_body(kind, "base64", chunk=7))
     for place in ("field", "cookie", "query", "path"):
@@ -347,15 +345,17 @@ def run_item(item, port, canary_value, step, until):
     """Runs one item; returns its connection, with how many requests were sent and how they were answered."""
     wire = Wire(port, item.host)
     wire.canary, wire.step = canary_value, step
-    wire.sent, wire.statuses = 0, collections.Counter()
+    wire.sent, wire.statuses, wire.bodies = 0, collections.Counter(), []
     send = wire.send
 
-    def bounded(*args, **more):
+    def bounded(method, path, fields, body=b"", raw=None):
         if time.monotonic() > until:
             raise TimeoutError("the run takes too long")
         wire.sent += 1
-        status = send(*args, **more)
+        status = send(method, path, fields, body, raw)
         wire.statuses[status] += 1
+        if status == 200:
+            wire.bodies.append(body)
         return status
 
     wire.send = bounded

@@ -123,7 +123,7 @@ class Measurement:
         self.benign = [name for name in benign.names() if fnmatch.fnmatch(name, pattern)]
         self.hostile = [item for item in hostile.items() if fnmatch.fnmatch(item.name, pattern)]
         self.canary = samples.Samples("canary").pick(40)
-        self.skipped, self.closed = {}, {}
+        self.skipped, self.closed, self.damaged = {}, {}, {}
         self.findings = collections.defaultdict(dict)
         self.sent = {}
         self.lock = threading.Lock()
@@ -189,8 +189,11 @@ class Measurement:
         wire = hostile.run_item(item, port, self.canary, step, self.until)
         with self.lock:
             self.sent[name] = wire.statuses
+        arrived = world.arrived[item.host]
+        lost = sum(sent != one.body for sent, one in zip(wire.bodies, arrived))
+        if lost:
+            self.damaged[name] = (lost, len(wire.bodies))
         if item.closed:
-            arrived = world.arrived[item.host]
             self.closed[name] = (item.closed(arrived, wire), len(arrived), wire.sent)
 
     def run_slow(self, items, world, hosts):
@@ -273,6 +276,10 @@ class Measurement:
                 note = ", documented in rules/src/signals/shape.rs" if name in documented else ""
                 answers = ", ".join(f"{count} answered {status}" for status, count in sorted(self.sent[name].items()))
                 print(f"  {name.split('.', 1)[1]}{held(name)}: {answers}{note}")
+        if self.damaged:
+            print("Bodies that arrived other than they were sent: nothing is measured by these")
+            for name, (lost, sent) in sorted(self.damaged.items()):
+                print(f"  {name.split('.', 1)[1]}: {lost} of {sent}")
         if self.skipped:
             print("Not run")
             for name, why in sorted(self.skipped.items()):

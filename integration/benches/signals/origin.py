@@ -159,16 +159,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.reply(b"ok\n")
             else:
                 getattr(self, "host_" + host.split(".")[0] if host != "api.openai.com" else "host_openai")(url.path)
-        except (ConnectionError, ssl.SSLError, TimeoutError):
-            self.close_connection = True
+        except (ConnectionError, ssl.SSLError, TimeoutError, ValueError):
+            self.close_connection = True  # the client is gone, or ended in the middle of a body
 
     def read_request(self):
         self.chunks, self.trailers = [], []
         if self.headers.get("transfer-encoding", "").lower() != "chunked":
-            self.body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            length = int(self.headers.get("content-length", 0))
+            self.body = self.rfile.read(length)
+            if len(self.body) < length:
+                raise ConnectionError("the request ends early")
             return
         parts = []
-        while size := int(self.rfile.readline().split(b";")[0], 16):
+        while size := int(self.rfile.readline().split(b";")[0] or b"x", 16):
             parts.append(self.rfile.read(size))
             self.rfile.readline()
             self.chunks.append(size)

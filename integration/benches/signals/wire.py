@@ -38,7 +38,7 @@ class Wire:
     def send(self, method="GET", path="/", fields=(), body=b"", raw=None):
         """Sends a request and returns the status of its answer; 0 for a connection that ends without one.
 
-        `fields` are pairs, written as they are. `raw` is the body with its framing, for which the fields must speak.
+        `fields` are pairs, written as they are. `raw` is the body with its framing, which the fields must announce.
         """
         head = [f"{method} {path} HTTP/1.1", f"Host: {self.host}"]
         head += [f"{name}: {value}" for name, value in fields]
