@@ -259,10 +259,11 @@ class Measurement:
         cells = [rate(names, lambda name: bool(self.findings[name])) for names in columns]
         print(f"{'any detector':22}{cells[0]:>16}{cells[1]:>18}{cells[2]:>22}{cells[3]:>18}")
 
-        shut = {name: ok for name, (ok, _, _) in self.closed.items()}
+        shut = {name: ok and name not in self.damaged for name, (ok, _, _) in self.closed.items()}
         print(f"\nChannels that are closed: {sum(shut.values())} of {len(shut)}")
         for name, (ok, arrived, sent) in sorted(self.closed.items()):
-            print(f"  {'closed' if ok else 'OPEN  '}  {name.split('.', 1)[1]}: {arrived} of {sent} requests arrived")
+            verdict = "unknown" if name in self.damaged else "closed" if ok else "OPEN"
+            print(f"  {verdict:8}{name.split('.', 1)[1]}: {arrived} of {sent} requests arrived")
         held = lambda name: " (held back)" if is_held_back(name.split(".", 1)[1]) else ""
         print("\nFalse alarms")
         for name in ran["benign"]:

@@ -2,8 +2,11 @@
 
 import socket
 import ssl
+import time
 
 TIMEOUT = 20
+# Between the pieces of a body: long enough for each to be read alone.
+PAUSE = 0.005
 
 
 class Wire:
@@ -38,17 +41,22 @@ class Wire:
     def send(self, method="GET", path="/", fields=(), body=b"", raw=None):
         """Sends a request and returns the status of its answer; 0 for a connection that ends without one.
 
-        `fields` are pairs, written as they are. `raw` is the body with its framing, which the fields must announce.
+        `fields` are pairs, written as they are. `raw` is the body with its framing, which the fields must announce; a
+        list of pieces is sent with a pause after each.
         """
         head = [f"{method} {path} HTTP/1.1", f"Host: {self.host}"]
         head += [f"{name}: {value}" for name, value in fields]
         if raw is None and (body or method in ("POST", "PUT", "PATCH")):
             head.append(f"Content-Length: {len(body)}")
-        message = "\r\n".join(head).encode("latin-1") + b"\r\n\r\n" + (body if raw is None else raw)
+        message = "\r\n".join(head).encode("latin-1") + b"\r\n\r\n"
+        parts = raw if isinstance(raw, list) else [body if raw is None else raw]
         if self.file is None:
             self.open()
         try:
-            self.socket.sendall(message)
+            self.socket.sendall(message + parts[0])
+            for part in parts[1:]:
+                time.sleep(PAUSE)
+                self.socket.sendall(part)
             return self.answer(method)
         except (ConnectionError, ssl.SSLError):
             self.close()
