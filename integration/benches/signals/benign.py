@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import samples
@@ -78,7 +77,7 @@ def names():
     return sorted([*LIBRARIES, *SHELL])
 
 
-def missing(name, python, sdks):
+def missing(name, sdks):
     """Says why an item cannot run, if it cannot."""
     sdk = LIBRARIES.get(name)
     if sdk and sdk not in sdks:

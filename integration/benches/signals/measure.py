@@ -139,7 +139,8 @@ class Measurement:
         fast = [item for item in self.hostile if not item.slow]
         slow = [item for item in self.hostile if item.slow]
         sandboxes = [f"benign.{name}" for name in self.benign] + [f"hostile.{item.name}" for item in fast]
-        instance = Instance(self.program, self.directory / "real", [self.id(name) for name in sandboxes], hosts, self.canary)
+        ids = [self.id(name) for name in sandboxes]
+        instance = Instance(self.program, self.directory / "real", ids, hosts, self.canary)
         try:
             self.run_all(instance, world, fast)
         finally:
@@ -177,7 +178,7 @@ class Measurement:
 
     def run_benign(self, item, name, instance, world, trust, sdks):
         left = self.until - time.monotonic()
-        why = benign.missing(item, self.python, sdks) or (left < 1 and "the run takes too long")
+        why = benign.missing(item, sdks) or (left < 1 and "the run takes too long")
         if not why:
             port = instance.ports[self.id(name)]
             why = benign.run_item(item, port, world, trust, self.python, self.directory, min(benign.TIMEOUT, left))
