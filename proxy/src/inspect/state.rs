@@ -172,7 +172,7 @@ impl SandboxSignals {
         let shapes = stored.shapes.into_iter().take(HOSTS).map(|(host, shape)| (host, (0, shape))).collect();
         let memory = SignalMemory { shapes, flow, flows: stored.flows, ..SignalMemory::default() };
         SandboxSignals {
-            bits: tokio::sync::Mutex::new(HeaderAccount::from_state(keys.digest.clone(), &stored.account)),
+            bits: tokio::sync::Mutex::new(HeaderAccount::from_state(keys.digest, &stored.account)),
             keys: keys.clone(),
             path,
             memory: Mutex::new(memory),
@@ -184,7 +184,7 @@ impl SandboxSignals {
     pub(super) fn unstored() -> anyhow::Result<Self> {
         let keys = SignalKeys::from_bytes(PathBuf::new(), &certs::random_bytes()?);
         Ok(SandboxSignals {
-            bits: tokio::sync::Mutex::new(HeaderAccount::new(keys.digest.clone())),
+            bits: tokio::sync::Mutex::new(HeaderAccount::new(keys.digest)),
             keys,
             path: PathBuf::new(),
             memory: Mutex::default(),

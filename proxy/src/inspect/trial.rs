@@ -135,7 +135,7 @@ impl Trial {
         found.content.extend(self.describe(&signals));
 
         let (now, thresholds) = (now_ms(), ShapeThresholds::default());
-        let account = HeaderAccount::new(self.signals.keys().digest().clone());
+        let account = HeaderAccount::new(*self.signals.keys().digest());
         let components = account.split(&head.parts());
         let mut signals = Vec::new();
         self.signals.with_shape(&self.host, |shape| {
