@@ -130,8 +130,8 @@ impl App {
         let quotas = Quotas::new(configuration.quota, machine_limits()?, configuration.limits, &rules.load())
             .context("the quotas cannot hold, not starting")?;
         let kept = (&ledger, &grants, &state_files);
-        let canaries = Arc::new(CanaryStore::open(&paths.log)?);
-        let shared = build_shared(&rules, &log, &filter, &configuration, base, kept, quotas, canaries)?;
+        let canaries = CanaryStore::open(&paths.log)?;
+        let shared = build_shared((&rules, &log, &filter), &configuration, base, kept, quotas, canaries)?;
         let has_proxy = configuration.listeners.iter().any(|listener| listener.mode != ListenerMode::Dns);
         let gate = match has_proxy {
             false => None,
@@ -286,20 +286,18 @@ async fn record_event(log: &Log, state: &AdminState, event: LifecycleEvent) -> a
 }
 
 fn build_shared(
-    rules: &Arc<ArcSwap<RuleSet>>,
-    log: &Log,
-    filter: &Arc<DnsFilter>,
+    (rules, log, filter): (&Arc<ArcSwap<RuleSet>>, &Log, &Arc<DnsFilter>),
     configuration: &Configuration,
     base: &Path,
     (ledger, grants, state_files): (&Arc<Ledger>, &Arc<GrantStore>, &Worker),
     quotas: Arc<Quotas>,
-    canaries: Arc<CanaryStore>,
+    canaries: CanaryStore,
 ) -> anyhow::Result<Arc<Shared>> {
     let credentials = configuration.credentials.iter();
     let credentials = credentials.map(|one| (one.name.clone(), base.join(&one.file)));
     let credentials = Arc::new(CredentialStore::open(credentials).context("cannot start a thread")?);
     let patterns = configuration.secret_patterns.clone();
-    let inspector = Arc::new(Inspector::new(patterns, canaries, credentials.clone())?);
+    let inspector = Arc::new(Inspector::new(patterns, Arc::new(canaries), credentials.clone())?);
     let states = ledger.clone();
     let find = move |sandbox: &SandboxRef| Some(states.sandbox(&sandbox.id)?.signals.clone());
     filter.set_name_inspector(Arc::new(QueryInspector::new(&inspector, Box::new(find))));

@@ -121,7 +121,7 @@ async fn prune_sandboxes(state: &AdminState) {
             let ledger = store.ledger.clone();
             drop(store.state_files.run(move || ledger.prune_sandbox(&id)).await); // tried again
         }
-        if seconds % STORE_SECONDS == 0 {
+        if seconds.is_multiple_of(STORE_SECONDS) {
             let ledger = store.ledger.clone();
             drop(store.state_files.run(move || ledger.store_signals()).await); // tried again
         }

@@ -116,20 +116,21 @@ fn disguises() -> Vec<(&'static str, &'static str, String, Vec<u8>)> {
     let wrapped = TEXT.to_ascii_uppercase().replace(' ', "  \n> ");
     let escaped: String = TEXT.chars().map(|letter| format!("\\u{:04x}", u32::from(letter))).collect();
     let percent = TEXT.replace(' ', "%20");
+    let (first, second) = TEXT.split_at(40);
     vec![
         ("raw", "/x", String::new(), TEXT.as_bytes().to_vec()),
         ("wrapped and in capitals", "/x", String::new(), wrapped.into_bytes()),
-        ("a part of it", "/x", String::new(), format!("prefix {} suffix", &TEXT[10..75]).into_bytes()),
+        (
+            "a part of it",
+            "/x",
+            String::new(),
+            format!("prefix {} suffix", TEXT.get(10..75).unwrap()).into_bytes(),
+        ),
         ("base64", "/x", String::new(), STANDARD.encode(TEXT).into_bytes()),
         ("escaped in JSON", "/x", String::new(), format!("{{\"t\":\"{escaped}\"}}").into_bytes()),
         ("in a field", "/x", format!("X-Note: {TEXT}\r\n"), b"x".to_vec()),
         ("in a field, base64", "/x", format!("X-Note: {}\r\n", STANDARD.encode(TEXT)), b"x".to_vec()),
-        (
-            "split over fields",
-            "/x",
-            format!("X-A: {}\r\nX-B: {}\r\n", &TEXT[..40], &TEXT[40..]),
-            b"x".to_vec(),
-        ),
+        ("split over fields", "/x", format!("X-A: {}\r\nX-B: {}\r\n", first, second), b"x".to_vec()),
         ("in the query", "QUERY", format!("X-Path: {percent}\r\n"), b"x".to_vec()),
     ]
 }

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use pingora_core::ErrorType;
 use pingora_core::prelude::{Error, Result};
 use rules::budget::UsageKind;
+use rules::signals::shape::RequestOutcome;
 use rules::{Reason, RuleSet};
 
 use super::RequestMonitor;
@@ -69,6 +70,8 @@ pub(super) struct DepartedRequest {
     pub(super) scrubber: Option<ResponseScrubber>,
     /// Searches the body, if there is one and the rule has it searched.
     pub(super) body: Option<BodyInspector>,
+    /// Bytes of the bodies that were sent and received.
+    pub(super) body_bytes: RequestOutcome,
 }
 
 /// The dialled connection of a request.
@@ -98,6 +101,7 @@ impl DepartedRequest {
             credential,
             scrubber: None,
             body: None,
+            body_bytes: RequestOutcome::default(),
         })
     }
 

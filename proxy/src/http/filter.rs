@@ -16,7 +16,6 @@ use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use rules::budget::UsageKind;
 use rules::facts::HttpVersion;
-use rules::signals::shape::RequestOutcome;
 use rules::{Facts, Permit, Reason, RuleSet, SandboxRef};
 
 use super::canonical::{normalize_fields, strip_unlisted};
@@ -412,6 +411,7 @@ impl ProxyHttp for RequestFilter {
         if let Some(record) = &state.record {
             record.byte_count().add_sent(bytes.len() as u64);
         }
+        state.departed()?.body_bytes.sent_bytes += bytes.len() as u64;
         Ok(())
     }
 
@@ -485,6 +485,7 @@ impl ProxyHttp for RequestFilter {
         if let Some(record) = &state.record {
             record.byte_count().add_received(bytes);
         }
+        state.departed()?.body_bytes.received_bytes += bytes;
         Ok(None)
     }
 
@@ -548,8 +549,8 @@ impl ProxyHttp for RequestFilter {
         };
         metrics::count_bytes(&record.byte_count());
         if let Some(departed) = &mut state.departed {
-            let (sent_bytes, received_bytes) = record.byte_count().sent_and_received();
-            departed.departure.inspection.end(RequestOutcome { sent_bytes, received_bytes }, &record).await;
+            let outcome = departed.body_bytes;
+            departed.departure.inspection.end(outcome, &record).await;
         }
         record.close(AttemptOutcome { status: state.status, ..AttemptOutcome::new(ending) });
         state.departed = None; // no longer live

@@ -5,13 +5,45 @@ use std::sync::Arc;
 use pingora_http::RequestHeader;
 use rules::signals::bits::RequestParts;
 use rules::signals::content::{ContentScanner, ScanLimits};
-use rules::signals::{Signal, SignalPlace, ViewMatcher};
+use rules::signals::{Signal, SignalCode, SignalPlace, ViewMatcher};
 
 use super::scan_set::{AttemptMatchers, SharedMatchers};
 
 /// Fields that follow from the body, from the connection or from what Sandbar sets: the sandbox says nothing with them.
 const DERIVED_FIELDS: [&str; 6] =
     ["connection", "content-length", "host", "keep-alive", "te", "transfer-encoding"];
+
+/// Fields in which a client shows its own credential to a service. A key there is where it belongs, so its shape is no
+/// signal; canaries, values that only Sandbar may send and recalled text are.
+const CREDENTIAL_FIELDS: &[&str] = &[
+    "api-key",
+    "authorization",
+    "cookie",
+    "dd-api-key",
+    "dd-application-key",
+    "openai-api-key",
+    "private-token",
+    "x-amz-security-token",
+    "x-api-key",
+    "x-auth-token",
+    "x-github-token",
+    "x-gitlab-token",
+    "x-goog-api-key",
+    "x-vault-token",
+];
+
+/// Parameters of a query with the same purpose, most of them in signed URLs.
+const CREDENTIAL_PARAMETERS: &[&str] = &[
+    "awsaccesskeyid",
+    "googleaccessid",
+    "sig",
+    "signature",
+    "x-amz-credential",
+    "x-amz-security-token",
+    "x-amz-signature",
+    "x-goog-credential",
+    "x-goog-signature",
+];
 
 /// The head of a request in the form in which it leaves.
 pub(crate) struct RequestHead<'a> {
@@ -60,18 +92,43 @@ pub(super) fn scan(matchers: &Arc<AttemptMatchers>, head: &RequestHead<'_>, foun
     let factory = Arc::new(SharedMatchers(matchers.clone()));
     let mut scanner = ContentScanner::new(SignalPlace::Path, factory, ScanLimits::default());
     scanner.scan_field(head.path, || SignalPlace::Path, found);
-    if let Some(query) = head.query {
-        scanner.scan_field(query, || SignalPlace::Query, found);
+    for pair in head.query.unwrap_or_default().split(|byte| *byte == b'&') {
+        let known = found.len();
+        scanner.scan_field(pair, || SignalPlace::Query, found);
+        let name = pair.split(|byte| *byte == b'=').next().unwrap_or_default();
+        if is_credential_name(CREDENTIAL_PARAMETERS, &String::from_utf8_lossy(name)) {
+            forgive_own_credentials(found, known);
+        }
     }
-    let values: Vec<&[u8]> = head.fields.iter().map(|(_, value)| *value).collect();
-    let place = |at: usize| SignalPlace::Field(head.fields.get(at).map_or("", |(name, _)| name).to_owned());
+    let (own, others): (Vec<_>, Vec<_>) =
+        head.fields.iter().partition(|(name, _)| is_credential_name(CREDENTIAL_FIELDS, name));
+    let values: Vec<&[u8]> = others.iter().map(|(_, value)| *value).collect();
+    let place = |at: usize| SignalPlace::Field(others.get(at).map_or("", |(name, _)| name).to_owned());
     scanner.scan_fields(&values, place, found);
+    for (name, value) in own {
+        let known = found.len();
+        scanner.scan_field(value, || SignalPlace::Field((*name).to_owned()), found);
+        forgive_own_credentials(found, known);
+    }
     for (name, _) in head.fields.iter().filter(|(name, _)| name.len() > MIN_NAME) {
         scanner.scan_field(name.as_bytes(), || SignalPlace::FieldName, found);
     }
     if matchers.has_flow() {
         follow_text(matchers, head, found);
     }
+}
+
+fn is_credential_name(names: &[&str], name: &str) -> bool {
+    names.binary_search(&name.to_ascii_lowercase().as_str()).is_ok()
+}
+
+/// Removes what a client's own credential raised from the signals behind the first `known`.
+fn forgive_own_credentials(found: &mut Vec<Signal>, known: usize) {
+    let mut at = 0;
+    found.retain(|signal| {
+        at += 1;
+        at <= known || signal.code != SignalCode::SecretFound
+    });
 }
 
 /// A shorter field name holds neither a secret nor recalled text.
@@ -111,5 +168,6 @@ mod tests {
     #[test]
     fn derived_fields_are_sorted_for_the_search() {
         assert!(DERIVED_FIELDS.is_sorted());
+        assert!(CREDENTIAL_FIELDS.is_sorted() && CREDENTIAL_PARAMETERS.is_sorted());
     }
 }

@@ -130,7 +130,7 @@ pub struct ShapeObservation {
 }
 
 /// What became of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestOutcome {
     /// Bytes of the body that was sent.
     pub sent_bytes: u64,

@@ -47,6 +47,7 @@ const IDENTIFIER_FIELDS: &[&str] = &[
     "if-unmodified-since",
     "last-event-id",
     "newrelic",
+    "pacote-integrity",
     "range",
     "referer",
     "sec-websocket-key",
