@@ -14,7 +14,7 @@ help:
 	@echo 'make test        runs the lints and every test'
 	@echo 'make proptest    runs the property tests with random inputs, and prints the seed'
 	@echo 'make lint        checks format, dependencies, layers, keys, clippy and rustdoc'
-	@echo 'make bench       measures throughput, latency and memory'
+	@echo 'make bench       measures throughput, latency, memory and the rates of alarms'
 	@echo 'make fuzz        runs each fuzz target for FUZZ_SECONDS ($(FUZZ_SECONDS))'
 	@echo 'make mutants     changes the code that decides and parses, and lists the changes that no test notices'
 	@echo 'make advisories  looks for known vulnerabilities in dependencies; needs the network'
@@ -58,6 +58,7 @@ bench: check-demo
 	$(CARGO) build --release -p cli
 	integration/benches/dns.sh $(TARGET)/release/sandbar
 	integration/benches/proxy.sh $(TARGET)/release/sandbar
+	integration/benches/signals.sh $(TARGET)/release/sandbar
 	$(CARGO) bench --workspace
 
 fuzz:

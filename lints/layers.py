@@ -32,6 +32,7 @@ PROXY = """
     egress
     policy
     budget
+    inspect
     credential
     report
     state_file

@@ -162,6 +162,8 @@ pub struct DecisionDetails {
     pub policy: Option<RecordedPolicy>,
     /// How the traffic is handled: `tunnel`, `intercept`, `hold`, `raw`, `answer`.
     pub treatment: Option<StableCode>,
+    /// What was searched for signs of exfiltration: `all`, `head` or `none`.
+    pub inspected: Option<StableCode>,
     /// The name of the injected credential.
     pub credential: Option<Text<128>>,
     /// The exfiltration score, if one was computed.
@@ -192,6 +194,7 @@ impl DecisionDetails {
             rule: None,
             policy: None,
             treatment: None,
+            inspected: None,
             credential: None,
             score: None,
             features: Vec::new(),
@@ -342,6 +345,8 @@ pub struct Lifecycle {
 /// The kind of a [`Lifecycle`] event. The log adds events of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LifecycleEvent {
+    CanaryMade,
+    CanaryRemoved,
     GrantEnded,
     GrantMade,
     GrantRefused,

@@ -44,13 +44,27 @@ codes! {
     FindingCode {
         AnswerForeignBank "answer_foreign_bank" "A memory service answered with content of a bank that the call did not select; the answer was withheld.";
         AnswerUnchecked "answer_unchecked" "The answer of a memory service could not be checked and was withheld.";
+        Beacon "beacon" "A sandbox calls a host at regular intervals with small requests that are alike.";
+        CanaryUsed "canary_used" "A canary left or tried to: a value that no honest program sends.";
         CredentialEchoed "credential_echoed" "An origin server sent an injected credential back; it was masked.";
+        CredentialLeaving "credential_leaving" "A sandbox tried to send the value of a credential that only Sandbar may send.";
         DnsBudgetExhausted "dns_budget_exhausted" "A sandbox has used up the DNS bits of a rule or its own.";
         DnsBypassAttempt "dns_bypass_attempt" "A sandbox sent a query to another resolver; the firewall redirected it here.";
         DnsForwardingLoop "dns_forwarding_loop" "A configured resolver sends our queries back to us.";
         DnsTunnelSuspected "dns_tunnel_suspected" "The names a sandbox asks for look like encoded data.";
+        Drip "drip" "Small amounts that a sandbox sent to a host add up.";
+        EncodedRun "encoded_run" "A URL or a header field carries a long encoded value.";
+        FieldNovelty "field_novelty" "Requests carry header fields that this sandbox never sent to this host before.";
+        HeaderBits "header_bits" "Requests say more outside their bodies than usual, or than their budget.";
         IdentityMismatch "identity_mismatch" "A signed identity arrived on the channel of another sandbox.";
         IdentityStale "identity_stale" "A signed identity names an earlier generation of the sandbox.";
+        ManyFields "many_fields" "A request carries more small header fields than usual.";
+        MemoryFlow "memory_flow" "Text of a memory bank left, or tried to, for a destination that may not receive it.";
+        SecretFound "secret_found" "Something that left, or tried to, has the shape of a key, a token or a password.";
+        Sequence "sequence" "Paths, queries or header fields count up from request to request.";
+        UploadRatio "upload_ratio" "A sandbox sends a host far more than the host usually gets for what it answers.";
+        UrlNovelty "url_novelty" "Paths or queries keep changing in ways that carry data.";
+        UserAgentChanged "user_agent_changed" "The `User-Agent` of a sandbox keeps changing.";
     }
 }
 

@@ -328,6 +328,7 @@ impl AttemptState {
             channel: Some(&self.arrival.channel),
             attempted: (stage.result().1 == DENIED || self.is_refused()).then(|| self.attempted()).flatten(),
             carried: verdict.and_then(|verdict| verdict.treatment),
+            inspected: verdict.and_then(|verdict| verdict.inspected),
             credential: verdict.and_then(|verdict| verdict.credential.as_ref()),
             identity: match &self.facts {
                 RecordedFacts::Memory(call) => Some(call.checked),
@@ -561,6 +562,8 @@ pub(crate) fn draft_finding(
 /// Drafts an event in the life of Sandbar itself.
 pub(crate) fn draft_lifecycle(event: &Lifecycle, uid: u128) -> Result<Draft, DraftError> {
     let (activity, name) = match event.event {
+        LifecycleEvent::CanaryMade => ((99, "Other"), "canary_made"),
+        LifecycleEvent::CanaryRemoved => ((99, "Other"), "canary_removed"),
         LifecycleEvent::GrantEnded => ((99, "Other"), "grant_ended"),
         LifecycleEvent::GrantMade => ((99, "Other"), "grant_made"),
         LifecycleEvent::GrantRefused => ((99, "Other"), "grant_refused"),

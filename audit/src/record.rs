@@ -439,6 +439,9 @@ pub(crate) struct SandbarExtension<'a> {
     /// How the traffic is handled: `tunnel`, `intercept`, `hold`, `raw`, `answer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) carried: Option<StableCode>,
+    /// What was searched for signs of exfiltration: `all`, `head` (the body was not), `none` (tunnels and raw TCP).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) inspected: Option<StableCode>,
     /// The name of the injected credential, never its value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) credential: Option<&'a Text<128>>,

@@ -54,7 +54,7 @@ pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
 }
 
 /// Returns `N` bytes from the operating system's random generator.
-pub(crate) fn random_bytes<const N: usize>() -> Result<[u8; N], NoRandomness> {
+pub fn random_bytes<const N: usize>() -> Result<[u8; N], NoRandomness> {
     let mut bytes = [0; N];
     aws_lc_rs::rand::fill(&mut bytes).map_err(|_| NoRandomness)?;
     Ok(bytes)

@@ -11,12 +11,14 @@
 
 mod budget;
 mod ca;
+mod canary;
 mod check;
 mod demo;
 mod diff;
 mod dns;
 mod doctor;
 mod explain;
+mod flow;
 mod grant;
 mod identity;
 mod instance;
@@ -27,6 +29,7 @@ mod reference;
 mod reload;
 mod run;
 mod serve;
+mod signals;
 mod status;
 mod terminal;
 mod test;
@@ -74,6 +77,7 @@ pub(crate) struct OutputOptions {
 enum CliCommand {
     Budget(budget::BudgetArgs),
     Ca(ca::CaArgs),
+    Canary(canary::CanaryArgs),
     Check(check::CheckArgs),
     Completions(manual::CompletionsArgs),
     Demo(demo::DemoArgs),
@@ -83,6 +87,7 @@ enum CliCommand {
     Dns(dns::DnsArgs),
     Doctor(doctor::DoctorArgs),
     Explain(explain::ExplainArgs),
+    Flow(flow::FlowArgs),
     Grant(grant::GrantArgs),
     Grants(grant::GrantsArgs),
     Identity(identity::IdentityArgs),
@@ -96,6 +101,7 @@ enum CliCommand {
     Run(run::RunArgs),
     Schema(reference::SchemaArgs),
     Serve(serve::ServeArgs),
+    Signals(signals::SignalsArgs),
     Status(status::StatusArgs),
     Test(test::TestArgs),
 }
@@ -115,6 +121,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         CliCommand::Budget(args) => budget::budget(&args, output),
         CliCommand::Ca(args) => ca::ca(&args, output),
+        CliCommand::Canary(args) => canary::canary(&args, output),
         CliCommand::Check(args) => check::check(&args, output),
         CliCommand::Completions(args) => manual::completions(&args),
         CliCommand::Demo(args) => demo::demo(&args, output),
@@ -123,6 +130,7 @@ fn main() -> ExitCode {
         CliCommand::Dns(args) => dns::dns(&args, output),
         CliCommand::Doctor(args) => doctor::doctor(&args, output),
         CliCommand::Explain(args) => explain::explain(&args, output),
+        CliCommand::Flow(args) => flow::flow(&args, output),
         CliCommand::Grant(args) => grant::grant(&args, output),
         CliCommand::Grants(args) => grant::grants(&args, output),
         CliCommand::Identity(args) => identity::identity(&args, output),
@@ -136,6 +144,7 @@ fn main() -> ExitCode {
         CliCommand::Run(args) => Ok(run::run(&args, output)),
         CliCommand::Schema(args) => reference::schema(&args),
         CliCommand::Serve(args) => serve::serve(&args),
+        CliCommand::Signals(args) => signals::signals(&args, output),
         CliCommand::Status(args) => status::status(&args, output),
         CliCommand::Test(args) => test::test(&args, output),
     };

@@ -43,6 +43,11 @@ impl PolicyArgs {
         self.config.clone().unwrap_or_else(|| PathBuf::from(CONFIG_FILE))
     }
 
+    /// Whether [`PolicyArgs::read`] has something to read.
+    pub(crate) fn is_given(&self) -> bool {
+        self.config.is_some() || !self.policies.is_empty() || Path::new(CONFIG_FILE).is_file()
+    }
+
     /// Reads the policies that the arguments or the `sandbar.toml` in the current directory name.
     pub(crate) fn read(&self) -> anyhow::Result<LoadSources> {
         match (&self.config, self.policies.is_empty()) {

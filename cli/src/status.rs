@@ -13,7 +13,7 @@ use crate::terminal::{BAD, FAINT, GOOD, paint, print_json};
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     running: RunningInstance,
-    /// Show what one sandbox uses of its quotas
+    /// Show what one sandbox uses of its quotas, and its signals since the start
     #[arg(long, value_name = "ID", conflicts_with_all = ["connections", "cut"])]
     sandbox: Option<String>,
     /// List open connections
@@ -122,6 +122,14 @@ fn print_sandbox(reply: &Value) {
             at("total"),
             towards.unwrap_or_default()
         );
+    }
+    let signals = reply.get("signals").and_then(Value::as_object);
+    for (code, counts) in signals.into_iter().flatten() {
+        let at = |name: &str| counts.get(name).map(value_text).unwrap_or_default();
+        anstream::println!("  {code:<18} {} flagged, {} denied since the start", at("flagged"), at("denied"));
+    }
+    if signals.is_some_and(|signals| signals.is_empty()) {
+        anstream::println!("  no signals since the start");
     }
 }
 

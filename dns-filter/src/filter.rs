@@ -6,14 +6,14 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use audit::{AttemptOutcome, DecisionDetails, Log, OpenRecord};
+use audit::{AttemptOutcome, DecisionDetails, DetectionFinding, Log, OpenRecord};
 use rules::configuration::{DenialForm, DnsSettings, PreResolve, ReverseLookups};
 use rules::ids::SandboxId;
-use rules::{DomainName, RuleSet, SandboxRef};
+use rules::{DomainName, Permit, Reason, RuleSet, SandboxRef};
 use sys::worker::Worker;
 use tokio::time::Instant;
 
@@ -75,9 +75,34 @@ pub struct DnsFilter {
     /// Origin of the time grid.
     epoch: Instant,
     policy: Mutex<Option<audit::RecordedPolicy>>,
+    pub(crate) name_inspector: OnceLock<Arc<dyn NameInspector>>,
+}
+
+/// Looks at the names that sandboxes ask for, whether a rule allows them or not.
+pub trait NameInspector: Send + Sync {
+    /// Returns what is wrong with a name; `permit` is that of an allowed one.
+    fn inspect(
+        &self,
+        sandbox: &SandboxRef,
+        name: &DomainName,
+        permit: Option<&Permit>,
+    ) -> Option<InspectedName>;
+}
+
+/// What is wrong with a name.
+#[derive(Debug)]
+pub struct InspectedName {
+    pub finding: DetectionFinding,
+    /// Set if the name must not be asked for.
+    pub refusal: Option<Reason>,
 }
 
 impl DnsFilter {
+    /// Sets who looks at names; once.
+    pub fn set_name_inspector(&self, inspector: Arc<dyn NameInspector>) {
+        drop(self.name_inspector.set(inspector)); // the first one stays
+    }
+
     /// Builds the filter that asks the resolvers of `config`.
     ///
     /// # Errors
@@ -104,6 +129,7 @@ impl DnsFilter {
         let store =
             BudgetStore::open(budgets).map_err(|source| StartError::Budgets { path: shown, source })?;
         Ok(Arc::new(DnsFilter {
+            name_inspector: OnceLock::new(),
             rules,
             log,
             upstreams,

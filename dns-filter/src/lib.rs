@@ -28,7 +28,7 @@ mod synthetic;
 pub mod upstream;
 
 pub use explain::DnsExplanation;
-pub use filter::{DnsConfig, DnsFilter, StartError};
+pub use filter::{DnsConfig, DnsFilter, InspectedName, NameInspector, StartError};
 pub use query::{PendingQuery, QueryArrival, QueryStep, QueryTarget};
 pub use resolver::{ResolveError, Resolver};
 use sys::lock;

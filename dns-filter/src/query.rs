@@ -292,10 +292,27 @@ impl LocalAnswer<'_> {
             return LocalResult::Answer(answer);
         }
         let facts = Facts::Name(NameFacts { name: name.clone(), query: self.query.kind });
-        match self.rules.decide(&self.sandbox, &facts) {
+        let decision = self.rules.decide(&self.sandbox, &facts);
+        if let Some(reason) = self.inspect_name(&name, &decision)
+            && let Decision::Allow(permit) = &decision
+        {
+            return self.refuse_with_permit(reason, Some(permit));
+        }
+        match decision {
             Decision::Allow(permit) => self.answer_allowed(permit, name, key, now),
             Decision::Deny(denial) => self.deny(&denial, &name),
         }
+    }
+
+    /// Lets the inspection look at a name, denied or not. Returns the reason if it must not be asked for.
+    fn inspect_name(&self, name: &DomainName, decision: &Decision) -> Option<Reason> {
+        let permit = match decision {
+            Decision::Allow(permit) => Some(permit),
+            Decision::Deny(_) => None,
+        };
+        let inspected = self.filter.name_inspector.get()?.inspect(&self.sandbox, name, permit)?;
+        self.alarm.set(Some(inspected.finding));
+        inspected.refusal
     }
 
     /// Answers an allowed name locally if possible, otherwise returns the look-up.

@@ -17,7 +17,7 @@ use rules::configuration::{Configuration, DnsSettings, ListenerMode, LogSettings
 use rules::ids::SandboxId;
 use rules::load;
 use rules::quota::MachineLimits;
-use rules::{LoadSources, RuleSet, TimedState, compile};
+use rules::{LoadSources, RuleSet, SandboxRef, TimedState, compile};
 use sd_notify::NotifyState;
 use sys::worker::Worker;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -38,6 +38,7 @@ use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::Shared;
 use crate::housekeeping;
 use crate::http::HttpEngine;
+use crate::inspect::{CanaryStore, Inspector, QueryInspector};
 use crate::memory::MemoryGuard;
 use crate::policy::grants::GrantStore;
 use crate::policy::identities::IdentityStore;
@@ -129,7 +130,8 @@ impl App {
         let quotas = Quotas::new(configuration.quota, machine_limits()?, configuration.limits, &rules.load())
             .context("the quotas cannot hold, not starting")?;
         let kept = (&ledger, &grants, &state_files);
-        let shared = build_shared(&rules, &log, &filter, &configuration, base, kept, quotas)?;
+        let canaries = CanaryStore::open(&paths.log)?;
+        let shared = build_shared((&rules, &log, &filter), &configuration, base, kept, quotas, canaries)?;
         let has_proxy = configuration.listeners.iter().any(|listener| listener.mode != ListenerMode::Dns);
         let gate = match has_proxy {
             false => None,
@@ -169,6 +171,7 @@ impl App {
             rules: rules.clone(),
             pending,
             reloader: Arc::new(reloader),
+            canaries: shared.inspector.canaries().clone(),
             ready: AtomicBool::new(false),
             gate: gate.clone(),
             listeners: set,
@@ -283,23 +286,28 @@ async fn record_event(log: &Log, state: &AdminState, event: LifecycleEvent) -> a
 }
 
 fn build_shared(
-    rules: &Arc<ArcSwap<RuleSet>>,
-    log: &Log,
-    filter: &Arc<DnsFilter>,
+    (rules, log, filter): (&Arc<ArcSwap<RuleSet>>, &Log, &Arc<DnsFilter>),
     configuration: &Configuration,
     base: &Path,
     (ledger, grants, state_files): (&Arc<Ledger>, &Arc<GrantStore>, &Worker),
     quotas: Arc<Quotas>,
+    canaries: CanaryStore,
 ) -> anyhow::Result<Arc<Shared>> {
     let credentials = configuration.credentials.iter();
     let credentials = credentials.map(|one| (one.name.clone(), base.join(&one.file)));
-    let credentials = CredentialStore::open(credentials).context("cannot start a thread")?;
+    let credentials = Arc::new(CredentialStore::open(credentials).context("cannot start a thread")?);
+    let patterns = configuration.secret_patterns.clone();
+    let inspector = Arc::new(Inspector::new(patterns, Arc::new(canaries), credentials.clone())?);
+    let states = ledger.clone();
+    let find = move |sandbox: &SandboxRef| Some(states.sandbox(&sandbox.id)?.signals.clone());
+    filter.set_name_inspector(Arc::new(QueryInspector::new(&inspector, Box::new(find))));
     Ok(Arc::new(Shared {
         rules: rules.clone(),
         log: log.clone(),
         resolver: Resolver::new(filter.clone()),
         limits: configuration.limits,
         credentials,
+        inspector,
         ledger: ledger.clone(),
         grants: grants.clone(),
         state_files: state_files.clone(),

@@ -15,6 +15,8 @@ use crate::report::metrics;
 
 /// Time between two looks.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Seconds between two writes of what the inspection remembers. A crash loses that much.
+const STORE_SECONDS: u64 = 10;
 /// Resident bytes beyond those at the quietest time that are worth returning.
 const RETURN_BYTES: u64 = 32 << 20;
 /// Longest time between two returns of memory, while they gain nothing.
@@ -108,14 +110,20 @@ fn resident_bytes() -> u64 {
 
 /// Drops the state of sandboxes that have left the configuration and whose connections are closed.
 async fn prune_sandboxes(state: &AdminState) {
+    let mut seconds = 0_u64;
     loop {
         tokio::time::sleep(INTERVAL).await;
+        seconds += INTERVAL.as_secs();
         state.filter.prune_sandboxes();
         state.pending.prune_sandboxes(&state.rules.load());
         let store = &state.reloader;
         for id in store.ledger.departed() {
             let ledger = store.ledger.clone();
             drop(store.state_files.run(move || ledger.prune_sandbox(&id)).await); // tried again
+        }
+        if seconds.is_multiple_of(STORE_SECONDS) {
+            let ledger = store.ledger.clone();
+            drop(store.state_files.run(move || ledger.store_signals()).await); // tried again
         }
         if store.ledger.needs_sweep() {
             let ledger = store.ledger.clone();

@@ -2,7 +2,7 @@
 //!
 //! A connection is followed through `accept` (whose is it, what does it speak), `egress` (charge, record, resolve,
 //! dial) and `http` or `memory` (act). Dependencies between the folders run one way: `app`, `housekeeping`, `admin`,
-//! `accept`, `http`, `memory`, `egress`, `policy`, `budget`, `credential`, `report`, `state_file`.
+//! `accept`, `http`, `memory`, `egress`, `policy`, `budget`, `inspect`, `credential`, `report`, `state_file`.
 
 mod accept;
 pub mod admin;
@@ -12,6 +12,7 @@ pub mod credential;
 mod egress;
 mod housekeeping;
 mod http;
+mod inspect;
 mod memory;
 pub mod policy;
 pub mod report;

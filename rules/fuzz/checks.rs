@@ -1,12 +1,17 @@
 //! Properties that hold for any input, for the fuzzers here and a bounded run in the tests.
 #![allow(dead_code, reason = "each fuzz target uses one of these")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use rules::load::problem::Problem;
 use rules::load::{list_files, policy_dir};
 use rules::pattern::{HostPattern, PatternWidth};
 use rules::probe::PolicyProbe;
+use rules::signals::SignalPlace;
+use rules::signals::content::{BoxedMatcher, ContentScanner, MatcherFactory, ScanLimits};
+use rules::signals::flow::{FlowKey, FlowLimits, FlowTable};
+use rules::signals::secrets::{PatternSet, SecretMatcher, SecretSettings};
 use rules::url_path::{CanonicalPath, PathPattern, RequestPath};
 use rules::{DomainName, Host, LoadSources, RuleSet, SourceFile, compile};
 
@@ -21,6 +26,22 @@ pub(super) fn name(data: &[u8]) {
     assert_eq!(DomainName::parse(name.as_str()).as_ref(), Ok(&name));
     assert!(name.as_str().parse::<std::net::IpAddr>().is_err(), "{name:?} is an address");
     assert_eq!(Host::parse(name.as_str()), Ok(Host::Name(name.clone())));
+}
+
+/// Stored fingerprints are refused, or read and stored again with the same entries. The same bytes as content are
+/// never recognised in an empty table.
+pub(super) fn flow_table(data: &[u8]) {
+    let (key, limits) = (FlowKey::new(&[7; 32]), FlowLimits::default());
+    let mut valid = FlowTable::new(&key, limits).to_bytes();
+    valid.truncate(13);
+    valid.extend_from_slice(data);
+    for bytes in [data, &valid] {
+        let Ok(table) = FlowTable::from_bytes(&key, limits, bytes, 1) else { continue };
+        let again = FlowTable::from_bytes(&key, limits, &table.to_bytes(), 1);
+        assert_eq!(again.map(|again| again.len()).ok(), Some(table.len()));
+    }
+    let text = String::from_utf8_lossy(data);
+    assert!(FlowTable::new(&key, limits).snapshot().match_text(&text, 1).is_empty());
 }
 
 /// A pattern is refused, or prints as an equal pattern.
@@ -89,6 +110,27 @@ pub(super) fn operator(data: &[u8]) {
         "sandbar.toml",
         data,
     );
+}
+
+/// Content in pieces has the findings of the whole, and holds back no more than it got.
+pub(super) fn content(data: &[u8]) {
+    let Some((piece, content)) = data.split_first() else { return };
+    let Ok(set) = PatternSet::compile(&SecretSettings::default()) else { return };
+    let set = Arc::new(set);
+    let factory = move || vec![Box::new(SecretMatcher::new(Arc::clone(&set))) as BoxedMatcher];
+    let factory: Arc<dyn MatcherFactory> = Arc::new(factory);
+    let scan = |piece: usize| {
+        let mut scanner = ContentScanner::new(SignalPlace::Body, Arc::clone(&factory), ScanLimits::default());
+        let mut signals = Vec::new();
+        for (at, bytes) in content.chunks(piece).enumerate() {
+            scanner.feed(bytes, &mut signals);
+            assert!(scanner.undecided() <= at * piece + bytes.len());
+        }
+        scanner.finish(&mut signals);
+        let findings = signals.into_iter().map(|signal| (signal.what, signal.encodings));
+        findings.collect::<BTreeSet<_>>()
+    };
+    assert_eq!(scan(usize::from(*piece).max(1)), scan(content.len().max(1)));
 }
 
 fn file(path: &str, bytes: &[u8]) -> SourceFile {

@@ -11,6 +11,7 @@ pub enum BudgetKind {
     DnsBitsPerHour,
     DownloadBytesPerDay,
     DownloadBytesPerHour,
+    HeaderBitsPerHour,
     LifetimeSeconds,
     RequestsPerDay,
     RequestsPerHour,
@@ -23,6 +24,8 @@ pub enum BudgetKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsageKind {
     Download,
+    /// Bits that requests say outside their bodies.
+    HeaderBits,
     Requests,
     Upload,
 }
@@ -36,12 +39,13 @@ const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(86_400);
 
 impl BudgetKind {
-    pub const ALL: [BudgetKind; 11] = [
+    pub const ALL: [BudgetKind; 12] = [
         BudgetKind::Bytes,
         BudgetKind::Connections,
         BudgetKind::DnsBitsPerHour,
         BudgetKind::DownloadBytesPerDay,
         BudgetKind::DownloadBytesPerHour,
+        BudgetKind::HeaderBitsPerHour,
         BudgetKind::LifetimeSeconds,
         BudgetKind::RequestsPerDay,
         BudgetKind::RequestsPerHour,
@@ -57,6 +61,7 @@ impl BudgetKind {
             BudgetKind::DnsBitsPerHour => "dns_bits_per_hour",
             BudgetKind::DownloadBytesPerDay => "download_bytes_per_day",
             BudgetKind::DownloadBytesPerHour => "download_bytes_per_hour",
+            BudgetKind::HeaderBitsPerHour => "header_bits_per_hour",
             BudgetKind::LifetimeSeconds => "lifetime_seconds",
             BudgetKind::RequestsPerDay => "requests_per_day",
             BudgetKind::RequestsPerHour => "requests_per_hour",
@@ -76,6 +81,7 @@ impl BudgetKind {
             BudgetKind::Bytes => matches!(what, UsageKind::Download | UsageKind::Upload),
             BudgetKind::Connections | BudgetKind::DnsBitsPerHour | BudgetKind::LifetimeSeconds => false,
             BudgetKind::DownloadBytesPerDay | BudgetKind::DownloadBytesPerHour => what == UsageKind::Download,
+            BudgetKind::HeaderBitsPerHour => what == UsageKind::HeaderBits,
             BudgetKind::RequestsPerDay | BudgetKind::RequestsPerHour | BudgetKind::RequestsPerMinute => {
                 what == UsageKind::Requests
             }
@@ -85,7 +91,8 @@ impl BudgetKind {
 
     /// Returns whether any usage counts against this budget.
     pub fn is_counted(self) -> bool {
-        [UsageKind::Download, UsageKind::Requests, UsageKind::Upload].iter().any(|what| self.counts(*what))
+        let all = [UsageKind::Download, UsageKind::HeaderBits, UsageKind::Requests, UsageKind::Upload];
+        all.iter().any(|what| self.counts(*what))
     }
 
     /// Returns the time window of the budget; `None` if it never refills.
@@ -94,6 +101,7 @@ impl BudgetKind {
             BudgetKind::Bytes | BudgetKind::Connections | BudgetKind::LifetimeSeconds => None,
             BudgetKind::DnsBitsPerHour
             | BudgetKind::DownloadBytesPerHour
+            | BudgetKind::HeaderBitsPerHour
             | BudgetKind::RequestsPerHour
             | BudgetKind::UploadBytesPerHour => Some(HOUR),
             BudgetKind::DownloadBytesPerDay | BudgetKind::RequestsPerDay | BudgetKind::UploadBytesPerDay => {

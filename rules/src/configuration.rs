@@ -12,6 +12,7 @@ use crate::name::{DomainName, Host};
 use crate::pattern::HostPattern;
 use crate::principal::PrincipalTemplate;
 use crate::quota::QuotaSettings;
+use crate::signals::secrets::OwnPattern;
 
 /// The settings of one instance.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +31,8 @@ pub struct Configuration {
     pub upstream: UpstreamSettings,
     pub identity: Option<IdentitySettings>,
     pub memory_services: Vec<MemoryService>,
+    /// The operator's own shapes of secrets.
+    pub secret_patterns: Vec<OwnPattern>,
 }
 
 impl Configuration {

@@ -13,6 +13,7 @@ use crate::name::Host;
 use crate::policy::{IdentityMode, PolicyDigest};
 use crate::reason::Reason;
 use crate::sandbox::SandboxRef;
+use crate::signals::settings::SignalTerms;
 
 /// The decision on one attempt.
 #[must_use = "an attempt must not proceed without a decision"]
@@ -47,6 +48,7 @@ pub(crate) struct PermitTerms {
     pub(crate) base_budgets: Option<(RuleRef, Budgets)>,
     pub(crate) credential: Option<CredentialName>,
     pub(crate) is_credential_host: bool,
+    pub(crate) signals: SignalTerms,
     pub(crate) facts: Facts,
 }
 
@@ -181,6 +183,11 @@ impl Permit {
 
     pub fn credential(&self) -> Option<&CredentialName> {
         self.terms.credential.as_ref()
+    }
+
+    /// Returns what the rules say about the content of the attempt.
+    pub fn signals(&self) -> &SignalTerms {
+        &self.terms.signals
     }
 
     /// Returns whether any rule of the sandbox injects a credential for this host, so that Sandbar strips the

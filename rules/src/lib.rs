@@ -30,6 +30,7 @@ pub mod reason;
 mod ruleset;
 pub mod sandbox;
 pub mod share;
+pub mod signals;
 mod special_names;
 pub mod terms;
 pub mod treatment;

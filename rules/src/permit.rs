@@ -9,9 +9,10 @@ use crate::decision::{AddressAdmission, LookupTerms, Permit, PermitTerms, Policy
 use crate::facts::{EchPresence, Protocol, QueryType, UrlScheme};
 use crate::name::Host;
 use crate::pattern::PatternReach;
-use crate::policy::{AllowTerms, MatchedEntry, RuleAction, RuleMatch, TlsMode};
+use crate::policy::{AllowTerms, InspectTerm, MatchedEntry, RuleAction, RuleMatch, TlsMode};
 use crate::reason::Reason;
 use crate::ruleset::Tier;
+use crate::signals::settings::{BodyInspection, MemoryReceipt, SignalSettings, SignalTerms};
 
 impl<'a> AttemptContext<'a> {
     pub(crate) fn build_permit(
@@ -42,6 +43,7 @@ impl<'a> AttemptContext<'a> {
             sandbox_budgets: self.layers.budgets(),
             rule_budgets: budgets(terms).min(budgets(base_terms)),
             base_budgets: allowing.base_budgets(),
+            signals: signal_terms(own, allowing),
             facts: self.facts.clone(),
         });
         Ok(Permit { holder: self.sandbox.clone(), terms })
@@ -141,6 +143,42 @@ impl BaseAllowance<'_> {
             BaseAllowance::Tier(Tier::System) => [AddressAdmission::Any].into(),
             BaseAllowance::Tier(Tier::Untrusted | Tier::User) => [AddressAdmission::Public].into(),
         }
+    }
+}
+
+/// Combines what both layers say about content: the stricter mode counts, text of a bank needs both, a field must be
+/// listed by each layer that lists fields.
+fn signal_terms(own: &RuleMatch<'_>, allowing: &AllowingRules<'_>) -> SignalTerms {
+    let base = match &allowing.base {
+        BaseAllowance::Rules(rules) => rules.first(),
+        BaseAllowance::Tier(_) => None,
+    };
+    let settings = |matched: &RuleMatch<'_>| match &matched.rule.verdict {
+        RuleAction::Allow(terms) => terms.signals.clone(),
+        RuleAction::Deny => SignalSettings::default(),
+        RuleAction::Memory(terms) => terms.signals.clone(),
+    };
+    let receipt = |matched: &RuleMatch<'_>| match &matched.rule.verdict {
+        RuleAction::Allow(terms) => terms.receipt.clone(),
+        RuleAction::Deny => MemoryReceipt::Nothing,
+        RuleAction::Memory(terms) => MemoryReceipt::Banks(terms.receives.clone()),
+    };
+    let skips = |matched: &RuleMatch<'_>| {
+        matched.rule.allow_terms().is_some_and(|terms| terms.inspect == InspectTerm::Off)
+    };
+    let listed = |matched: &RuleMatch<'_>| matched.rule.allow_terms().and_then(|terms| terms.fields.clone());
+    let fields = match (listed(own), base.and_then(listed)) {
+        (Some(own), Some(base)) => Some(own.iter().filter(|name| base.contains(name)).cloned().collect()),
+        (own, base) => own.or(base),
+    };
+    SignalTerms {
+        settings: settings(own).strictest(&base.map_or_else(SignalSettings::default, settings)),
+        bodies: match skips(own) && base.is_none_or(skips) {
+            true => BodyInspection::Skipped,
+            false => BodyInspection::Searched,
+        },
+        receipts: [receipt(own), base.map_or(MemoryReceipt::Everything, receipt)],
+        fields,
     }
 }
 

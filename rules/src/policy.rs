@@ -14,6 +14,7 @@ use crate::load::problem::SourceLocation;
 use crate::name::{DomainName, Host};
 use crate::pattern::PatternReach;
 use crate::policy_test::PolicyTest;
+use crate::signals::settings::{MemoryReceipt, SignalSettings};
 use crate::url_path::PathPattern;
 
 /// Most rules in one policy.
@@ -76,6 +77,22 @@ pub(crate) struct AllowTerms {
     pub(crate) strict_cname: bool,
     pub(crate) dns_types: Box<[QueryType]>,
     pub(crate) budgets: Budgets,
+    pub(crate) signals: SignalSettings,
+    pub(crate) inspect: InspectTerm,
+    pub(crate) receipt: MemoryReceipt,
+    /// The header fields that requests keep; `None`: all.
+    pub(crate) fields: Option<Box<[String]>>,
+}
+
+/// Whether a rule says `inspect`, and how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum InspectTerm {
+    /// Bodies are searched where Sandbar sees them.
+    #[default]
+    Unset,
+    Off,
+    /// Bodies are searched, so requests must be seen.
+    On,
 }
 
 /// The terms of a memory rule: which banks of a memory service a sandbox may use.
@@ -89,6 +106,9 @@ pub(crate) struct MemoryTerms {
     pub(crate) recall: Box<[BankPattern]>,
     pub(crate) retain: Box<[BankPattern]>,
     pub(crate) forget: Box<[BankPattern]>,
+    pub(crate) signals: SignalSettings,
+    /// Other banks whose recalled text may be retained.
+    pub(crate) receives: Box<[BankPattern]>,
 }
 
 /// Whether a memory request must carry a signed identity or takes that of its channel.
@@ -347,7 +367,7 @@ impl Rule {
 
     /// Returns whether the rule needs to see requests, which forces interception of its hosts and ports.
     pub(crate) fn needs_requests(&self) -> bool {
-        let terms = self.allow_terms().is_some_and(|terms| terms.credential.is_some());
+        let terms = self.allow_terms().is_some_and(AllowTerms::need_requests);
         self.methods.is_some() || self.paths.is_some() || terms || self.memory_terms().is_some()
     }
 
@@ -359,6 +379,13 @@ impl Rule {
     /// Returns whether Sandbar passes bytes without reading them: tunnelled TLS or raw TCP.
     pub(crate) fn is_opaque(&self) -> bool {
         self.allow_terms().is_some_and(|terms| terms.raw_tcp || terms.tls == TlsMode::Tunnel)
+    }
+}
+
+impl AllowTerms {
+    /// Returns whether the terms are about requests.
+    pub(crate) fn need_requests(&self) -> bool {
+        self.credential.is_some() || self.inspect == InspectTerm::On || self.fields.is_some()
     }
 }
 

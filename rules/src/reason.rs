@@ -96,12 +96,18 @@ reasons! {
     BudgetUnkept "budget_unkept"
         "Sandbar could not store what was used, and forwards nothing uncounted."
         "Check the disk and directory of the log; budgets are stored next to it.";
+    CanaryUsed "canary_used"
+        "What leaves contains a canary: a value that no honest program sends."
+        "Find out what read it; the finding names the canary.";
     ChannelsDisagree "channels_disagree"
         "The channels of the connection belong to two different sandboxes."
         "Fix the channel keys in `[[sandbox]]`; if they are right, suspect spoofing.";
     ConnectionClosing "connection_closing"
         "The request was sent ahead, and the connection closed after the response to the one before."
         "Send it again on a new connection.";
+    CredentialLeaving "credential_leaving"
+        "What leaves contains the value of a credential that only Sandbar may send."
+        "Find out how the sandbox came by it, and replace the credential.";
     CredentialNeedsTls "credential_needs_tls"
         "The rule injects a credential, and the request does not use TLS."
         "Use https.";
@@ -189,6 +195,9 @@ reasons! {
     LogUnwritable "log_unwritable"
         "Sandbar could not write the record of the attempt, and forwards nothing without one."
         "Check the disk and directory of the log; `sandbar log verify` shows its state.";
+    MemoryFlow "memory_flow"
+        "What leaves contains text of a memory bank that the destination may not receive."
+        "Send something else; the policy names who may receive it with `memory = \"may-receive\"` or `receives_banks`.";
     MemoryForm "memory_form"
         "The memory request has an unsupported form: its query, encoding, upgrade or content type."
         "Send what the route accepts and nothing else: no `Upgrade`, no `Content-Encoding`, no extra query.";
@@ -252,6 +261,12 @@ reasons! {
     SandboxRevoked "sandbox_revoked"
         "The identity of the sandbox is revoked."
         "Ask the operator; `revocations` under `[identity]` names the file.";
+    SecretFound "secret_found"
+        "What leaves has the shape of a key, a token or a password."
+        "Remove it from the request; the finding says what it is and where. `secrets` under `[signals]` decides what to do about it.";
+    SignalDenied "signal_denied"
+        "The form of the request is unusual in a way that the policy denies."
+        "Send it plainly; the finding says what is unusual, and `[signals]` what is denied.";
     SocksUnsupported "socks_unsupported"
         "The SOCKS request is not a SOCKS5 CONNECT without authentication."
         "Use SOCKS5 CONNECT with the host name (socks5h).";

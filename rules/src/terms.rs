@@ -2,7 +2,8 @@
 
 use crate::budget::Budgets;
 use crate::facts::QueryType;
-use crate::policy::{AllowTerms, IdentityMode, MemoryTerms, Rule, RuleAction, TlsMode};
+use crate::policy::{AllowTerms, IdentityMode, InspectTerm, MemoryTerms, Rule, RuleAction, TlsMode};
+use crate::signals::settings::{MemoryReceipt, SignalSettings};
 
 /// One term: its policy key and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +44,19 @@ fn allow_rule_terms(terms: &AllowTerms) -> Vec<RuleTerm> {
     let unusual = *terms.dns_types != QueryType::DEFAULT;
     let types = unusual.then(|| list_term("dns_types", &terms.dns_types));
     let tls = (!terms.raw_tcp).then(|| word_term("tls", tls));
-    [tls, ech, types, strict].into_iter().flatten().collect()
+    let inspect = match terms.inspect {
+        InspectTerm::Unset => None,
+        InspectTerm::Off => Some(word_term("inspect", "false")),
+        InspectTerm::On => Some(word_term("inspect", "true")),
+    };
+    let receipt = match &terms.receipt {
+        MemoryReceipt::Nothing => None,
+        MemoryReceipt::Banks(banks) => Some(list_term("receives_banks", banks)),
+        MemoryReceipt::Everything => Some(word_term("memory", "may-receive")),
+    };
+    let fields = terms.fields.as_deref().map(|fields| list_term("headers", fields));
+    let signals = signal_rule_term(&terms.signals);
+    [tls, ech, types, strict, inspect, receipt, fields, signals].into_iter().flatten().collect()
 }
 
 fn memory_rule_terms(terms: &MemoryTerms) -> Vec<RuleTerm> {
@@ -58,7 +71,14 @@ fn memory_rule_terms(terms: &MemoryTerms) -> Vec<RuleTerm> {
     head.into_iter()
         .chain(environment.map(|name| word_term("environment", name.as_str())))
         .chain(opened.map(|(key, banks)| list_term(key, banks)))
+        .chain((!terms.receives.is_empty()).then(|| list_term("receives_banks", &terms.receives)))
+        .chain(signal_rule_term(&terms.signals))
         .collect()
+}
+
+fn signal_rule_term(signals: &SignalSettings) -> Option<RuleTerm> {
+    let set: Vec<String> = signals.set().map(|(kind, mode)| format!("{} {mode}", kind.key())).collect();
+    (!set.is_empty()).then(|| list_term("signals", &set))
 }
 
 fn word_term(key: &'static str, text: &str) -> RuleTerm {

@@ -303,6 +303,8 @@ async fn write_everything(log: &Log) {
 async fn write_events(log: &Log) {
     use LifecycleEvent::*;
     for event in [
+        CanaryMade,
+        CanaryRemoved,
         GrantEnded,
         GrantMade,
         GrantRefused,

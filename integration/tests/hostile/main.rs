@@ -27,6 +27,8 @@ mod origin;
 mod pipelining;
 mod refusals;
 mod sandboxes;
+mod signal_commands;
+mod signals;
 mod streams;
 mod strict_http;
 mod upgrades;

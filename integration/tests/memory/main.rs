@@ -41,6 +41,7 @@ mod client;
 mod current;
 mod engine;
 mod failure;
+mod flow;
 mod forger;
 mod framing;
 #[path = "../hostile/http2.rs"]

@@ -35,6 +35,7 @@ use crate::egress::shared::Shared;
 use crate::egress::stream::{PrefixedStream, StreamSocket};
 use crate::egress::tunnel::{self, TunnelContext, TunnelEnd};
 use crate::http::{ClientStream, HttpConnection, HttpEngine, RequestScope};
+use crate::inspect::AttemptContent;
 use crate::memory::MemoryGuard;
 use crate::report::metrics;
 use crate::report::record;
@@ -225,6 +226,7 @@ impl ConnectionHandler {
             treatment: permit.treatment().as_str(),
             credential: None,
             cut: cut.clone(),
+            content: AttemptContent::Name,
         };
         let (shared, rules) = (&self.shared, inbound.rules.clone());
         let departed = Departure::begin(shared, &rules, &permit, terms, &mut inbound.record).await;

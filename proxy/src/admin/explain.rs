@@ -9,6 +9,7 @@ use rules::explain::{Explanation, MissCause, NearMiss, PolicyEdit};
 use rules::facts::{BankOperation, HttpMethod, QueryType, UrlScheme};
 use rules::ids::BankId;
 use rules::probe::{PolicyProbe, ProbeError, ProbeKind};
+use rules::signals::settings::{BodyInspection, SignalKind};
 use rules::{Decision, Host, Reason, RuleSet, SandboxRef};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -80,7 +81,7 @@ impl ExplainRequest {
     }
 }
 
-fn choose_sandbox(rules: &RuleSet, wanted: Option<&str>) -> anyhow::Result<SandboxRef> {
+pub(super) fn choose_sandbox(rules: &RuleSet, wanted: Option<&str>) -> anyhow::Result<SandboxRef> {
     let known = || rules.sandboxes().iter().map(|sandbox| sandbox.id.as_str()).collect::<Vec<_>>().join(", ");
     let mut all = rules.sandboxes().iter();
     match (wanted, all.next(), all.next()) {
@@ -217,6 +218,12 @@ impl ExplainText {
         if let Some(name) = permit.credential() {
             self.push_field("credential", &format!("{name} is injected; the sandbox never sees it"));
         }
+        match permit.treatment() {
+            Treatment::Raw | Treatment::Tunnel => self.push_field("signals", "not inspected"),
+            Treatment::Forward | Treatment::Hold { .. } | Treatment::Intercept | Treatment::Resolve => {
+                self.push_field("signals", &permit.signals().to_string());
+            }
+        }
         for (key, limit) in permit.rule_budgets().min(permit.sandbox_budgets()).limits() {
             self.push_field("budget", &format!("{key} = {limit}"));
         }
@@ -306,10 +313,23 @@ fn permit_json(permit: &Permit) -> Value {
         "how": permit.treatment().as_str(),
         "rule": rule_json(permit.rule()),
         "credential": permit.credential().map(|name| name.as_str()),
+        "signals": signals_json(permit),
         "budget": budget_json(permit.rule_budgets().min(permit.sandbox_budgets())),
         "generation": permit.generation(),
         "digest": permit.rule().digest.to_string(),
     })
+}
+
+/// What is done about the content of the attempt; null where it is not inspected.
+fn signals_json(permit: &Permit) -> Value {
+    match permit.treatment() {
+        Treatment::Raw | Treatment::Tunnel => Value::Null,
+        Treatment::Forward | Treatment::Hold { .. } | Treatment::Intercept | Treatment::Resolve => {
+            let modes = SignalKind::ALL.map(|kind| (kind.key(), permit.signals().mode(kind).to_string()));
+            let bodies = permit.signals().bodies() == BodyInspection::Searched;
+            json!({ "modes": BTreeMap::from(modes), "bodies": bodies, "headers": permit.signals().listed_fields() })
+        }
+    }
 }
 
 fn denial_json(denial: &Denial, never: Option<&str>, context: &ExplainContext<'_>) -> Value {

@@ -198,6 +198,10 @@ async fn execute(state: &AdminState, command: &Command) -> Result<Value, Command
         ("GET", ["pending"]) => Ok(state.pending()),
         ("POST", ["pending", number]) => approve(state, *uid, number, body).await,
         ("POST", ["explain"]) => explain(state, body).await,
+        ("GET", ["sandboxes", id, "flows"]) => list_flows(state, id),
+        ("GET", ["canaries"]) => Ok(state.list_canaries()),
+        ("POST", ["canaries"]) => create_canary(state, *uid, body).await,
+        ("DELETE", ["canaries", name]) => remove_canary(state, *uid, name).await,
         ("POST", ["identities"]) => assign_identity(state, body).await,
         _ => Err(CommandError::not_found(format!("unknown command: {method} {path}"))),
     }
@@ -222,6 +226,12 @@ fn readiness(state: &AdminState) -> Response<String> {
 fn describe_sandbox(state: &AdminState, id: &str) -> Result<Value, CommandError> {
     let described = SandboxId::parse(id).ok().and_then(|id| state.sandbox(&id));
     described.ok_or_else(|| CommandError::not_found(format!("no sandbox `{id}` is configured")))
+}
+
+/// Lists which bank's text went where.
+fn list_flows(state: &AdminState, id: &str) -> Result<Value, CommandError> {
+    let flows = SandboxId::parse(id).ok().and_then(|id| state.flows(&id));
+    flows.ok_or_else(|| CommandError::not_found(format!("no sandbox `{id}` is configured")))
 }
 
 fn cut_connection(state: &AdminState, id: &str) -> Result<Value, CommandError> {
@@ -315,6 +325,18 @@ async fn assign_identity(state: &AdminState, body: &[u8]) -> Result<Value, Comma
     let assigned = state.reloader.clone().assign_identity(identity).await;
     let generation = assigned.map_err(CommandError::conflict)?;
     Ok(json!({ "generation": generation }))
+}
+
+/// Makes a canary. In its own task, as for a grant.
+async fn create_canary(state: &AdminState, uid: Option<u32>, body: &[u8]) -> Result<Value, CommandError> {
+    let request = parse_body(body)?;
+    let changes = state.canary_changes(name_with_uid("the operator", uid));
+    tokio::spawn(changes.create(request)).await?.map_err(CommandError::conflict)
+}
+
+async fn remove_canary(state: &AdminState, uid: Option<u32>, name: &str) -> Result<Value, CommandError> {
+    let changes = state.canary_changes(name_with_uid("the operator", uid));
+    tokio::spawn(changes.remove(name.to_owned())).await?.map_err(CommandError::conflict)
 }
 
 /// Explains one attempt by the rules in force, whatever the files say.

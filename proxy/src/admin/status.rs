@@ -19,6 +19,7 @@ use crate::accept::ConnectionHandler;
 use crate::accept::listener_set::ListenerSet;
 use crate::admin::pending::PendingList;
 use crate::budget::live::{LiveConnection, LiveConnections};
+use crate::inspect::CanaryStore;
 use crate::policy::grants::{ActiveGrant, GrantRequest};
 use crate::policy::store::{HANGING_AFTER, PolicyStore};
 
@@ -33,6 +34,7 @@ pub struct AdminState {
     pub rules: Arc<ArcSwap<RuleSet>>,
     pub pending: Arc<PendingList>,
     pub(crate) reloader: Arc<PolicyStore>,
+    pub(crate) canaries: Arc<CanaryStore>,
     /// Set when the self-test has seen a denial.
     pub ready: AtomicBool,
     pub(crate) gate: Option<Arc<ConnectionHandler>>,
@@ -97,7 +99,7 @@ impl AdminState {
         })
     }
 
-    /// Describes one sandbox: its identity, and what it uses of its quotas. None if it is not configured.
+    /// Describes one sandbox: its identity, what it uses of its quotas, and its signals since the start. None if it is not configured.
     pub fn sandbox(&self, id: &SandboxId) -> Option<Value> {
         let rules = self.rules.load();
         let sandbox = rules.sandboxes().get(id)?;
@@ -108,7 +110,24 @@ impl AdminState {
             "environment": sandbox.environment.as_ref().map(Environment::as_str),
             "generation": rules.generation(),
             "quotas": quotas.unwrap_or_default(),
+            "signals": self.signal_counts(id),
         }))
+    }
+
+    /// Returns how often each signal was flagged and denied since the start, by code.
+    fn signal_counts(&self, id: &SandboxId) -> Value {
+        let counts = self.reloader.ledger.sandbox(id).map(|state| state.signals.counts()).unwrap_or_default();
+        let counts = counts.into_iter().map(|(code, [flagged, denied])| {
+            (code.to_owned(), json!({ "flagged": flagged, "denied": denied }))
+        });
+        Value::Object(counts.collect())
+    }
+
+    /// Lists which bank's text a sandbox sent where, the newest last. None if it is not configured.
+    pub(super) fn flows(&self, id: &SandboxId) -> Option<Value> {
+        self.rules.load().sandboxes().get(id)?;
+        let flows = self.reloader.ledger.sandbox(id)?.signals.flows();
+        Some(json!({ "sandbox": id.as_str(), "flows": flows }))
     }
 
     pub fn connections(&self) -> Value {

@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,8 @@ use anyhow::{Context, bail};
 use pingora_http::RequestHeader;
 use rules::Reason;
 use rules::ids::CredentialName;
+use rules::signals::SignalCode;
+use rules::signals::secrets::ExactValue;
 use secrecy::{ExposeSecret, SecretString};
 use sys::file;
 use zeroize::Zeroizing;
@@ -53,6 +56,8 @@ const UNSEARCHABLE_FIELDS: [&str; 6] = [
 /// saw last. A thread of its own for each, so that a file that hangs keeps no other from being read.
 pub(crate) struct CredentialStore {
     by: HashMap<CredentialName, Arc<CredentialSource>>,
+    /// Grows whenever a value changes.
+    version: Arc<AtomicU64>,
 }
 
 /// A credential file, and what was last seen in it.
@@ -60,6 +65,7 @@ struct CredentialSource {
     path: PathBuf,
     seen: Mutex<LastLook>,
     looked: Condvar,
+    version: Arc<AtomicU64>,
 }
 
 /// What a look at a credential file found.
@@ -116,9 +122,9 @@ impl CredentialStore {
     /// Fails if other users can write a file. A file that is missing or broken may be mended later.
     pub(crate) fn open(files: impl IntoIterator<Item = (CredentialName, PathBuf)>) -> anyhow::Result<Self> {
         let until = Instant::now() + FIRST_LOOK;
-        let mut by = HashMap::new();
+        let (mut by, version) = (HashMap::new(), Arc::<AtomicU64>::default());
         for (name, path) in files {
-            let source = Arc::new(CredentialSource::new(path));
+            let source = Arc::new(CredentialSource::new(path, version.clone()));
             let thread = std::thread::Builder::new().name("credential".to_owned()).stack_size(READER_STACK);
             let watched = Arc::downgrade(&source);
             thread.spawn(move || watch_file(&watched)).context("cannot start a thread")?;
@@ -130,7 +136,23 @@ impl CredentialStore {
                 bail!("credential `{name}`: {error}");
             }
         }
-        Ok(CredentialStore { by })
+        Ok(CredentialStore { by, version })
+    }
+
+    /// Returns a number that grows whenever a value changes.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Returns the values of now, to recognise them where they must not be.
+    pub(crate) fn exact_values(&self) -> Vec<ExactValue> {
+        let value = |(name, source): (&CredentialName, &Arc<CredentialSource>)| {
+            let credential = source.current(Instant::now()).ok()?;
+            let label = format!("the value of credential `{name}`");
+            let bytes = credential.value.expose_secret().as_bytes().to_vec();
+            Some(ExactValue { label, code: SignalCode::CredentialLeaving, bytes })
+        };
+        self.by.iter().filter_map(value).collect()
     }
 
     /// Returns the credential that the file held when it was last looked at.
@@ -148,10 +170,10 @@ impl CredentialStore {
 }
 
 impl CredentialSource {
-    fn new(path: PathBuf) -> Self {
+    fn new(path: PathBuf, version: Arc<AtomicU64>) -> Self {
         let at = Instant::now();
         let unseen = LastLook { version: None, credential: Err(CredentialError::Silent(Duration::ZERO)), at };
-        CredentialSource { path, seen: Mutex::new(unseen), looked: Condvar::new() }
+        CredentialSource { path, seen: Mutex::new(unseen), looked: Condvar::new(), version }
     }
 
     /// Returns what was last seen, unless that was longer than [`MAX_SILENCE`] ago.
@@ -191,6 +213,7 @@ impl CredentialSource {
                 tracing::warn!(path = %self.path.display(), %error, "a credential cannot be used");
             }
             last.credential = credential;
+            self.version.fetch_add(1, Ordering::Release);
         }
         drop(last);
         self.looked.notify_all();
@@ -415,7 +438,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         fs::write(&path, "sk-first-value\n").unwrap();
-        let source = CredentialSource::new(path);
+        let source = CredentialSource::new(path, Arc::default());
         let start = sys::lock(&source.seen).at;
         assert!(source.current(start).is_err(), "nothing was seen yet");
         source.look();

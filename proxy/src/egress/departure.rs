@@ -11,7 +11,7 @@ use std::time::Instant;
 use audit::{ByteCount, OpenRecord, Receipt, StableCode};
 use rules::budget::UsageKind;
 use rules::ids::CredentialName;
-use rules::{DialPermit, Permit, RuleSet};
+use rules::{DialPermit, Permit, Reason, RuleSet};
 use tokio::net::TcpStream;
 
 use crate::budget::ledger::{Charges, Exhausted};
@@ -19,6 +19,7 @@ use crate::budget::live::{CutSignal, LiveEntry};
 use crate::egress::connect::DialledConnection;
 use crate::egress::dial::dial;
 use crate::egress::shared::Shared;
+use crate::inspect::{AttemptContent, Inspection, RequestHead};
 use crate::report::metrics;
 use crate::report::record;
 use crate::report::refusal::Refusal;
@@ -33,6 +34,7 @@ pub(crate) struct Departure {
     byte_count: Arc<ByteCount>,
     /// Bytes that are charged already and not sent yet.
     upfront: AtomicU64,
+    pub(crate) inspection: Inspection,
 }
 
 /// What an attempt brings to its departure besides its permit.
@@ -45,6 +47,8 @@ pub(crate) struct DepartureTerms<'a> {
     pub(crate) credential: Option<&'a CredentialName>,
     /// Closes the attempt when it loses its permission.
     pub(crate) cut: Arc<CutSignal>,
+    /// What can be searched of it.
+    pub(crate) content: AttemptContent<'a>,
 }
 
 impl Departure {
@@ -71,6 +75,10 @@ impl Departure {
         terms: DepartureTerms<'_>,
         record: &mut OpenRecord,
     ) -> Result<Self, Refusal> {
+        let state = shared.ledger.sandbox(permit.sandbox()).ok_or(Reason::BudgetUnkept)?;
+        let signals = state.signals.clone();
+        let inspection =
+            Inspection::begin(&shared.inspector, signals, permit, &terms.content, record).await?;
         let charges = shared.charge(permit).await?;
         charges.charge(UsageKind::Upload, terms.upfront).await?;
         let receipt = record_permit(rules, permit, &terms, record).await?;
@@ -88,7 +96,7 @@ impl Departure {
             shared.recheck_permit(permit, address, &charges)?;
         }
         let upfront = AtomicU64::new(terms.upfront);
-        Ok(Departure { dial_permit, receipt, charges, cut, live_entry, byte_count, upfront })
+        Ok(Departure { dial_permit, receipt, charges, cut, live_entry, byte_count, upfront, inspection })
     }
 
     /// Connects to the admitted address that answers first, unless the attempt is cut first.
@@ -130,6 +138,20 @@ impl Departure {
         Ok(())
     }
 
+    /// Prices what a request says outside its body, charges that, and learns it, before the request leaves (P19).
+    pub(crate) async fn charge_head(
+        &self,
+        head: &RequestHead<'_>,
+        record: &OpenRecord,
+    ) -> Result<(), Refusal> {
+        let priced = self.inspection.price_head(head).await;
+        let bits = priced.bits;
+        self.charges.charge(UsageKind::HeaderBits, bits).await?;
+        priced.learn();
+        metrics::count_header_bits(bits);
+        self.inspection.note_bits(bits, record).await
+    }
+
     /// Counts and charges what is received.
     pub(crate) async fn count_received(&self, bytes: u64) -> Result<(), Exhausted> {
         self.charges.charge(UsageKind::Download, bytes).await?;
@@ -152,6 +174,7 @@ async fn record_permit(
 ) -> Result<Receipt, Refusal> {
     let mut details = record::permit_record(permit, rules);
     details.treatment = Some(StableCode(terms.treatment));
+    details.inspected = Some(StableCode(terms.content.coverage(permit)));
     details.credential = terms.credential.map(|name| name.as_str().into());
     let started = Instant::now();
     let receipt = record.record_decision(details).await?;

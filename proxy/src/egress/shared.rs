@@ -23,6 +23,7 @@ use crate::budget::quota::Quotas;
 use crate::credential::CredentialStore;
 use crate::egress::connect::CountedDialler;
 use crate::egress::dial::DialRace;
+use crate::inspect::Inspector;
 use crate::policy::grants::GrantStore;
 use crate::report::metrics;
 use crate::report::refusal::Refusal;
@@ -33,7 +34,8 @@ pub(crate) struct Shared {
     pub(crate) log: Log,
     pub(crate) resolver: Resolver,
     pub(crate) limits: TrafficLimits,
-    pub(crate) credentials: CredentialStore,
+    pub(crate) credentials: Arc<CredentialStore>,
+    pub(crate) inspector: Arc<Inspector>,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) grants: Arc<GrantStore>,
     /// The thread that writes state files.

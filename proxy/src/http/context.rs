@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use audit::{AttemptOutcome, OpenRecord};
+use bytes::Bytes;
 use pingora_core::ErrorType;
 use pingora_core::prelude::{Error, Result};
 use rules::budget::UsageKind;
+use rules::signals::shape::RequestOutcome;
 use rules::{Reason, RuleSet};
 
 use super::RequestMonitor;
@@ -16,6 +18,7 @@ use crate::credential::scrub::ResponseScrubber;
 use crate::egress::connect::DialledConnection;
 use crate::egress::departure::Departure;
 use crate::egress::dial::DialRace;
+use crate::inspect::BodyInspector;
 use crate::report::record;
 use crate::report::refusal::Refusal;
 
@@ -65,6 +68,10 @@ pub(super) struct DepartedRequest {
     pub(super) dialled: Option<DialledRequest>,
     pub(super) credential: Option<Arc<Credential>>,
     pub(super) scrubber: Option<ResponseScrubber>,
+    /// Searches the body, if there is one and the rule has it searched.
+    pub(super) body: Option<BodyInspector>,
+    /// Bytes of the bodies that were sent and received.
+    pub(super) body_bytes: RequestOutcome,
 }
 
 /// The dialled connection of a request.
@@ -86,7 +93,16 @@ impl Drop for RequestState {
 impl DepartedRequest {
     pub(super) fn new(departure: Departure, credential: Option<Arc<Credential>>) -> Result<Self, Reason> {
         let race = DialRace::new(&departure.dial_permit)?;
-        Ok(DepartedRequest { departure, race, turn: None, dialled: None, credential, scrubber: None })
+        Ok(DepartedRequest {
+            departure,
+            race,
+            turn: None,
+            dialled: None,
+            credential,
+            scrubber: None,
+            body: None,
+            body_bytes: RequestOutcome::default(),
+        })
     }
 
     /// Lets the next request connect: it shares this connection if that speaks HTTP/2, else it dials its own.
@@ -121,6 +137,26 @@ impl RequestState {
     pub(super) async fn charge(&mut self, usage: UsageKind, bytes: u64) -> Result<()> {
         let charged = self.departed()?.departure.charges.charge(usage, bytes).await;
         charged.map_err(|exhausted| self.fail(exhausted))
+    }
+
+    /// Searches the next chunk of the body, and leaves in `body` what may be forwarded.
+    pub(super) async fn inspect_body(&mut self, body: &mut Option<Bytes>, last: bool) -> Result<()> {
+        let departed = self.departed()?;
+        let Some(inspector) = &mut departed.body else { return Ok(()) };
+        let (found, ready) = inspector.feed(body.as_ref(), last);
+        // To Pingora, none is the end of the body, and an empty chunk is nothing yet.
+        *body = if last { ready } else { Some(ready.unwrap_or_default()) };
+        if found.is_empty() {
+            return Ok(());
+        }
+        let RequestState { departed: Some(departed), record: Some(record), .. } = &*self else {
+            return Err(internal());
+        };
+        let judged = departed.departure.inspection.judge(found, record).await;
+        judged.map_err(|refusal| {
+            *body = None;
+            self.fail(refusal)
+        })
     }
 
     /// Counts and charges bytes of the response.

@@ -16,11 +16,12 @@ use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use rules::budget::UsageKind;
 use rules::facts::HttpVersion;
-use rules::{Facts, Reason, RuleSet, SandboxRef};
+use rules::{Facts, Permit, Reason, RuleSet, SandboxRef};
 
+use super::canonical::{normalize_fields, strip_unlisted};
 use super::chunks::ChunkFault;
 use super::context::{DepartedRequest, DialledRequest, RequestContext, RequestState, internal};
-use super::fields::{strip_forged, strip_hop_by_hop, strip_request, strip_trailers};
+use super::fields::{strip_forged, strip_hop_by_hop, strip_request, strip_request_hops, strip_trailers};
 use super::request::{request_facts, request_record};
 use super::scrub_fields::{ScrubOutcome, scrub_response, scrub_trailers};
 use super::upgrade::is_websocket;
@@ -33,6 +34,7 @@ use crate::egress::upstream::{
     UpstreamOptions, check_answer_fields, check_interim_answers, head_bytes, host_header, http_peer,
     refusal_from_error, request_bytes, response_bytes,
 };
+use crate::inspect::{AttemptContent, HELD_BYTES, RequestHead};
 use crate::memory::{self, GuardMode, MemoryGuard, MemoryRequest};
 use crate::report::refusal::{self, BodyAudience, Refusal, RefusalResponse};
 use crate::report::{attempted, metrics, record};
@@ -112,11 +114,14 @@ impl RequestFilter {
         let credential = credential.map_err(|refusal| refusal.under(&permit))?;
         let record = state.record.as_mut().ok_or(Reason::Internal)?;
         monitor.set_byte_count(record.byte_count());
+        let leaving = outgoing_head(session.req_header(), Some(&permit))?;
+        let head = RequestHead::of(&leaving);
         let terms = DepartureTerms {
             upfront: request_bytes(session.req_header()),
             treatment: permit.treatment().as_str(),
             credential: permit.credential(),
             cut: monitor.cut.clone(),
+            content: AttemptContent::Request(&head),
         };
         let body = if is_websocket(session) { None } else { content_length(session) };
         let quota = state.quota.as_mut().ok_or(Reason::Internal)?;
@@ -125,7 +130,18 @@ impl RequestFilter {
             monitor.set_paced(PacedBody::Request);
         }
         let departure = Departure::begin(&self.shared, rules, &permit, terms, record).await?;
-        state.departed = Some(DepartedRequest::new(departure, credential)?);
+        let mut departed = DepartedRequest::new(departure, credential)?;
+        if body != Some(0) && !is_websocket(session) {
+            let fields = &session.req_header().headers;
+            let coding = fields.get("content-encoding").map(|coding| coding.as_bytes());
+            departed.body = departed.departure.inspection.body(coding, is_grpc(fields));
+        }
+        if departed.body.is_some() {
+            let quota = state.quota.as_mut().ok_or(Reason::Internal)?;
+            let held = body.map_or(HELD_BYTES, |length| length.min(HELD_BYTES));
+            quota.buffers.grow(held).map_err(|refusal| refusal.under(&permit))?;
+        }
+        state.departed = Some(departed);
         Ok(())
     }
 
@@ -344,6 +360,19 @@ impl ProxyHttp for RequestFilter {
         let departed = state.departed()?;
         departed.end_turn(upstream.version);
         let permit = departed.departure.permit();
+        if let Some(listed) = permit.signals().listed_fields() {
+            strip_unlisted(upstream, listed);
+        }
+        normalize_fields(upstream)?;
+        let RequestState { departed: Some(departed), record: Some(record), .. } = &mut *state else {
+            return Err(internal());
+        };
+        let charged = departed.departure.charge_head(&RequestHead::of(upstream), record).await;
+        if let Err(refusal) = charged {
+            return Err(state.fail(refusal));
+        }
+        let departed = state.departed()?;
+        let permit = departed.departure.permit();
         if permit.is_credential_host() {
             upstream.remove_header("authorization"); // we choose the account, whichever rule matched
         }
@@ -357,10 +386,7 @@ impl ProxyHttp for RequestFilter {
                 return Err(state.fail(Reason::CredentialUnavailable));
             }
         }
-        let grpc = upstream
-            .headers
-            .get("content-type")
-            .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+        let grpc = is_grpc(&upstream.headers);
         if grpc && session.req_header().headers.contains_key("te") {
             upstream.insert_header("te", "trailers")?; // Pingora strips it as hop-by-hop; gRPC needs it
         }
@@ -379,11 +405,13 @@ impl ProxyHttp for RequestFilter {
         if last {
             state.monitor.end_upload();
         }
+        state.inspect_body(body, last).await?;
         let bytes = body.as_ref().map_or(&[][..], |bytes| bytes.as_ref());
         state.charge(UsageKind::Upload, bytes.len() as u64).await?;
         if let Some(record) = &state.record {
             record.byte_count().add_sent(bytes.len() as u64);
         }
+        state.departed()?.body_bytes.sent_bytes += bytes.len() as u64;
         Ok(())
     }
 
@@ -414,6 +442,7 @@ impl ProxyHttp for RequestFilter {
             return Err(state.fail(Reason::AnswerUnreadable));
         }
         state.count_received(received).await?;
+        state.departed()?.departure.inspection.learn_cookies(&response.headers);
         if !switched {
             strip_hop_by_hop(response);
         }
@@ -456,6 +485,7 @@ impl ProxyHttp for RequestFilter {
         if let Some(record) = &state.record {
             record.byte_count().add_received(bytes);
         }
+        state.departed()?.body_bytes.received_bytes += bytes;
         Ok(None)
     }
 
@@ -518,6 +548,10 @@ impl ProxyHttp for RequestFilter {
             (Some(_), None) => Ending::Failed(FailureCode::ClientGone.into()),
         };
         metrics::count_bytes(&record.byte_count());
+        if let Some(departed) = &mut state.departed {
+            let outcome = departed.body_bytes;
+            departed.departure.inspection.end(outcome, &record).await;
+        }
         record.close(AttemptOutcome { status: state.status, ..AttemptOutcome::new(ending) });
         state.departed = None; // no longer live
     }
@@ -535,6 +569,29 @@ impl ProxyHttp for RequestFilter {
     ) -> bool {
         true
     }
+}
+
+/// Returns the head of a request with the fields that leave, in the order in which they do, without those of ours.
+pub(crate) fn outgoing_head(
+    request: &RequestHeader,
+    permit: Option<&Permit>,
+) -> Result<RequestHeader, Refusal> {
+    let mut head = request.clone();
+    strip_request_hops(&mut head);
+    strip_request(&mut head);
+    if permit.is_some_and(Permit::is_credential_host) {
+        head.remove_header("authorization");
+    }
+    if let Some(listed) = permit.and_then(|permit| permit.signals().listed_fields()) {
+        strip_unlisted(&mut head, listed);
+    }
+    normalize_fields(&mut head).map_err(|_| Refusal::from(Reason::BadRequest))?;
+    Ok(head)
+}
+
+/// Whether client and server exchange messages within one request.
+fn is_grpc(fields: &HeaderMap) -> bool {
+    fields.get("content-type").is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
 /// Whether the response's framing is unambiguous: `chunked` is the only transfer coding that marks the end (RFC 9112,

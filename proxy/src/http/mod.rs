@@ -1,6 +1,7 @@
 //! HTTP: every request on a connection is its own attempt, with its own decision and record. Pingora does the
 //! proxying; `serve_http1` and `serve_http2` are the only calls into it, so that it stays replaceable.
 
+mod canonical;
 pub mod chunks;
 mod client_stream;
 mod context;
@@ -31,6 +32,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use client_stream::ClientStream;
+pub(crate) use filter::outgoing_head;
 pub(crate) use frames::HTTP2_PREFACE;
 
 use crate::budget::live::CutSignal;

@@ -7,6 +7,7 @@ use http::header::CONTENT_LENGTH;
 use pingora_http::ResponseHeader;
 use pingora_proxy::Session;
 use rules::Reason;
+use rules::ids::BankId;
 
 use super::client::MemoryResponse;
 use super::json::{self, JsonValue};
@@ -84,6 +85,51 @@ fn check_content(
         | JsonValue::TextTooLong => Err(unchecked("it does not name the bank of its content")),
     };
     pointers.iter().try_for_each(|pointer| select::check_answer_banks(&json, pointer, &check_bank))
+}
+
+/// Remembers the text of an answer by its banks, before the sandbox gets it (P15).
+pub(super) async fn remember_text(
+    call: &AuthorizedCall<'_>,
+    received: &MemoryResponse,
+    request: &MemoryRequest<'_>,
+) {
+    let Some(first) = call.banks.first() else { return };
+    let remember = || {
+        let signals = call.departure.inspection.signals();
+        match serde_json::from_slice::<serde_json::Value>(&received.body) {
+            Ok(json) => {
+                let mut texts = Vec::new();
+                collect_texts(&json, first, &call.banks, &mut texts);
+                signals.remember_text(texts.into_iter());
+            }
+            Err(_) => {
+                let text = String::from_utf8_lossy(&received.body);
+                signals.remember_text(std::iter::once((first, &*text)));
+            }
+        }
+    };
+    run_check(request, received.body.len(), remember).await;
+}
+
+/// Collects every text with the bank that it belongs to: the one that an object around it names, else `bank`.
+fn collect_texts<'a>(
+    json: &'a serde_json::Value,
+    bank: &'a BankId,
+    banks: &'a [BankId],
+    texts: &mut Vec<(&'a BankId, &'a str)>,
+) {
+    match json {
+        serde_json::Value::String(text) => texts.push((bank, text)),
+        serde_json::Value::Array(items) => {
+            items.iter().for_each(|item| collect_texts(item, bank, banks, texts));
+        }
+        serde_json::Value::Object(members) => {
+            let named = members.values().filter_map(serde_json::Value::as_str);
+            let named = named.filter_map(|text| banks.iter().find(|bank| bank.as_str() == text)).next();
+            members.values().for_each(|member| collect_texts(member, named.unwrap_or(bank), banks, texts));
+        }
+        serde_json::Value::Null | serde_json::Value::Bool(_) | serde_json::Value::Number(_) => {}
+    }
 }
 
 /// Sends the answer to the sandbox, in our own framing, and returns its status.

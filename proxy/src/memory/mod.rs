@@ -44,6 +44,7 @@ use rules::facts::{
 };
 use rules::ids::{BankId, ProfileName};
 use rules::policy::IdentityMode;
+use rules::signals::shape::RequestOutcome;
 use rules::{Host, Permit, Reason, RuleSet, SandboxRef};
 use serde_json::Value;
 use sys::worker::Worker;
@@ -58,6 +59,7 @@ use crate::egress::dial::DialRace;
 use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::{self, Shared};
 use crate::egress::upstream::{UpstreamOptions, host_header, http_peer, request_bytes};
+use crate::inspect::{AttemptContent, RequestHead};
 use crate::report::refusal::Refusal;
 use body::{drain_body, parse_body, read_body};
 use client::{MemoryClient, MemoryResponse, RetryPolicy, ServiceRequest};
@@ -218,8 +220,8 @@ impl MemoryGuard {
         request.record.set_facts(audit::RecordedFacts::Memory(unread));
         let profile = MemoryProfile::by_name(&mode.profile).ok_or(Reason::MemoryService)?;
         let service = self.find_service(&request)?;
-        let call = self.authorize(session, mode, profile, service, &mut request).await?;
-        let status = self.call(session, profile, service, &call, &mut request).await;
+        let mut call = self.authorize(session, mode, profile, service, &mut request).await?;
+        let status = self.call(session, profile, service, &mut call, &mut request).await;
         status.map_err(|refusal| refusal.under(call.departure.permit()))
     }
 
@@ -229,7 +231,7 @@ impl MemoryGuard {
         session: &mut Session,
         profile: &MemoryProfile,
         service: &ServiceEndpoint,
-        call: &AuthorizedCall<'_>,
+        call: &mut AuthorizedCall<'_>,
         request: &mut MemoryRequest<'_>,
     ) -> Result<u16, Refusal> {
         let key = service.current_key(&request.shared.credentials)?;
@@ -238,12 +240,19 @@ impl MemoryGuard {
             banks: &call.banks,
             key: key.as_deref(),
         };
-        let mut head = canonical_request(session.req_header(), profile, call, request)?;
+        let passed = passed_head(session.req_header(), profile, &request.facts, &call.query)?;
+        let mut head = canonical_request(passed.clone(), call, request)?;
         service.add_identity(&mut head, profile, &subject)?;
         let secrets = service::secret_patterns(&head, key.as_deref());
+        call.departure.charge_head(&RequestHead::of(&passed), request.record).await?;
         let received = self.send(head, call, request).await?;
         answer::check_answer(call, &secrets, &received, request).await?;
+        if call.matched.route.operation == BankOperation::Read {
+            answer::remember_text(call, &received, request).await;
+        }
         call.departure.count_received(received.bytes()).await?;
+        let outcome = call.outcome(&received);
+        call.departure.inspection.end(outcome, request.record).await;
         answer::send_answer(session, &received).await
     }
 
@@ -292,11 +301,14 @@ impl MemoryGuard {
             Ok(permit) => permit,
             Err(refusal) => return Err(explain_denial(refusal, presented, request).await),
         };
+        let leaving = passed_head(session.req_header(), profile, &request.facts, &query)?;
+        let head = RequestHead::of(&leaving);
         let terms = DepartureTerms {
             upfront: request_bytes(session.req_header()) + body.len() as u64,
             treatment: "hold",
             credential: service.credential(),
             cut: request.cut.clone(),
+            content: AttemptContent::Call { head: &head, body: &body, banks: &banks },
         };
         let departure =
             Departure::begin(request.shared, request.rules, &permit, terms, request.record).await?;
@@ -332,6 +344,12 @@ impl MemoryGuard {
         let mut set_dialled = |address| departure.set_dialled(shared, request.record, address);
         race.first().map_or(Ok(()), &mut set_dialled)?;
         self.client.send(race, peer, &outgoing, set_dialled, request.buffers).await
+    }
+}
+
+impl AuthorizedCall<'_> {
+    fn outcome(&self, received: &MemoryResponse) -> RequestOutcome {
+        RequestOutcome { sent_bytes: self.body.len() as u64, received_bytes: received.bytes() }
     }
 }
 
@@ -380,25 +398,35 @@ fn deny_unrouted(request: &MemoryRequest<'_>, presented: PresentedIdentity) -> R
     }
 }
 
-/// Builds the head of the canonical request: the decided method, path and query, our own framing, and of the
-/// sandbox's fields only those that the profile passes.
-fn canonical_request(
+/// Builds what the sandbox says in the head of a call: the decided method, path and query, and the fields that the
+/// profile passes.
+fn passed_head(
     sent: &RequestHeader,
     profile: &MemoryProfile,
-    call: &AuthorizedCall<'_>,
-    request: &MemoryRequest<'_>,
+    facts: &RequestFacts,
+    query: &QueryParams<'_>,
 ) -> Result<RequestHeader, Refusal> {
-    let facts = &request.facts;
-    let target = format!("{}{}", facts.path, call.query.to_query_string());
+    let target = format!("{}{}", facts.path, query.to_query_string());
     let malformed = |_| Refusal::from(Reason::BadRequest);
     let mut head =
         RequestHeader::build(facts.method.as_str(), target.as_bytes(), Some(12)).map_err(malformed)?;
-    head.insert_header(HOST, host_header(call.departure.permit(), UrlScheme::Https)).map_err(malformed)?;
     for name in &profile.pass {
         if let Some(value) = sent.headers.get(name) {
             head.insert_header(name, value.clone()).map_err(malformed)?;
         }
     }
+    Ok(head)
+}
+
+/// Builds the head of the canonical request: the decided method, path and query, our own framing, and of the
+/// sandbox's fields only those that the profile passes.
+fn canonical_request(
+    mut head: RequestHeader,
+    call: &AuthorizedCall<'_>,
+    request: &MemoryRequest<'_>,
+) -> Result<RequestHeader, Refusal> {
+    let malformed = |_| Refusal::from(Reason::BadRequest);
+    head.insert_header(HOST, host_header(call.departure.permit(), UrlScheme::Https)).map_err(malformed)?;
     head.insert_header(ACCEPT_ENCODING, "identity").map_err(malformed)?;
     head.insert_header("x-request-id", request.record.id()).map_err(malformed)?;
     if call.matched.route.has_body() {

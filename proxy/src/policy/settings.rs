@@ -59,6 +59,7 @@ pub(crate) fn unapplied_parts(started: &Configuration, now: &Configuration) -> V
         upstream,
         identity,
         memory_services,
+        secret_patterns,
     } = now;
     let parts = [
         ("`[log]`", *log != started.log),
@@ -73,6 +74,7 @@ pub(crate) fn unapplied_parts(started: &Configuration, now: &Configuration) -> V
         ("`[upstream]`", *upstream != started.upstream),
         ("`[identity]`", *identity != started.identity),
         ("`[[memory_service]]`", *memory_services != started.memory_services),
+        ("`[[secret_pattern]]`", *secret_patterns != started.secret_patterns),
     ];
     parts.iter().filter(|(_, changed)| *changed).map(|(part, _)| (*part).to_owned()).collect()
 }

@@ -366,7 +366,7 @@ impl PolicyStore {
     }
 
     /// Changes what is stored, on the thread for state files.
-    async fn change_state<T: Send + 'static>(
+    pub(crate) async fn change_state<T: Send + 'static>(
         self: &Arc<Self>,
         what: &str,
         change: impl FnOnce(&Self) -> anyhow::Result<T> + Send + 'static,

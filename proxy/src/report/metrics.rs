@@ -5,6 +5,7 @@ use std::time::Duration;
 use audit::ByteCount;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use rules::signals::SignalMode;
 
 const BUCKETS: &[f64] = &[1e-6, 5e-6, 25e-6, 1e-4, 5e-4, 0.0025, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0];
 
@@ -17,6 +18,8 @@ pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
         "sandbar_upstream_connections_total",
         "Connections to origin servers, new or reused from the pool."
     );
+    describe_counter!("sandbar_signals_total", "Signs of exfiltration, by code and verdict.");
+    describe_counter!("sandbar_header_bits_total", "Bits that requests said outside their bodies.");
     describe_counter!("sandbar_reloads_total", "Policy loads, by result.");
     describe_histogram!("sandbar_reload_seconds", "Time to read, compile and publish changed policies.");
     describe_counter!(
@@ -91,6 +94,15 @@ pub(crate) fn observe_resolve(took: Duration) {
 
 pub(crate) fn observe_connect(took: Duration) {
     histogram!("sandbar_connect_seconds").record(took);
+}
+
+pub(crate) fn count_signal(code: &'static str, mode: SignalMode) {
+    let verdict = if mode == SignalMode::Deny { "denied" } else { "flagged" };
+    counter!("sandbar_signals_total", "code" => code, "verdict" => verdict).increment(1);
+}
+
+pub(crate) fn count_header_bits(bits: u64) {
+    counter!("sandbar_header_bits_total").increment(bits);
 }
 
 pub(crate) fn count_reload(result: &'static str) {

@@ -147,6 +147,9 @@ fn decide_probe(side: DiffSide<'_>, probe: &PolicyProbe) -> Option<AllowedProbe>
     let Decision::Allow(permit) = probe.decide(side.0, side.1) else { return None };
     let mut terms = TermTexts::from([("addresses", dialable_addresses(side, &permit)?)]);
     terms.insert("budget", describe_budget(permit.rule_budgets()));
+    if !matches!(permit.treatment(), Treatment::Raw | Treatment::Tunnel) {
+        terms.insert("signals", format!("signals {}", permit.signals()));
+    }
     match permit.treatment() {
         Treatment::Forward => {
             let name = permit.credential();

@@ -22,6 +22,7 @@ use crate::limits::TrafficLimits;
 use crate::name::DomainName;
 use crate::pattern::{HostPattern, PatternWidth};
 use crate::quota::QuotaSettings;
+use crate::signals::secrets::OwnPattern;
 
 /// Most resolvers, zones and host entries, of each kind.
 const MAX_ENTRIES: usize = 1024;
@@ -62,6 +63,7 @@ fn parse_configuration(file: &SourceFile, problems: &mut Problems) -> Option<Con
         },
         identity: memory::read_identity(&source, &document, problems),
         memory_services: memory::read_services(&source, &document, problems),
+        secret_patterns: read_patterns(&source, &document, problems),
         credentials: document
             .credential
             .iter()
@@ -72,6 +74,24 @@ fn parse_configuration(file: &SourceFile, problems: &mut Problems) -> Option<Con
         log,
         admin_socket: document.admin.map(|admin| admin.socket.into_inner()),
     })
+}
+
+fn read_patterns(
+    source: &SourceText<'_>,
+    document: &ConfigurationDocument,
+    problems: &mut Problems,
+) -> Vec<OwnPattern> {
+    let entries = document.secret_pattern.iter().map(Spanned::get_ref);
+    let patterns = entries.filter_map(|entry| {
+        let parsed = OwnPattern::parse(entry.name.get_ref(), entry.pattern.get_ref());
+        parsed
+            .map_err(|error| {
+                let fault = ProblemKind::SecretPattern { source: error };
+                problems.error(source.location(entry.pattern.span()), fault);
+            })
+            .ok()
+    });
+    patterns.collect()
 }
 
 fn credential_file(document: &CredentialDocument) -> Option<CredentialFile> {

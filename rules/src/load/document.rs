@@ -32,6 +32,8 @@ pub(crate) struct PolicyDocument {
     #[schemars(with = "Vec<MemoryDocument>")]
     pub(crate) memory: Vec<Spanned<MemoryDocument>>,
     pub(crate) budget: Option<BudgetDocument>,
+    /// What to do about what leaves, for every rule of the policy.
+    pub(crate) signals: Option<SignalsDocument>,
     #[serde(default)]
     #[schemars(with = "Vec<TestDocument>")]
     pub(crate) test: Vec<Spanned<TestDocument>>,
@@ -91,6 +93,20 @@ pub(crate) struct AllowDocument {
     /// Permits `*`, public suffixes and wildcards of them, and networks that include special ranges.
     #[serde(default)]
     pub(crate) dangerously_wide: bool,
+    /// The only header fields that requests keep, besides those that HTTP itself needs; needs interception. Default: every field.
+    #[schemars(with = "Option<Vec<String>>")]
+    pub(crate) headers: Option<Vec<Spanned<String>>>,
+    /// Whether to search the bodies of requests; default true. Needs interception if true is written.
+    #[schemars(with = "Option<bool>")]
+    pub(crate) inspect: Option<Spanned<bool>>,
+    /// Whether the hosts may receive recalled text of every memory bank.
+    #[schemars(with = "Option<ReceiveDocument>")]
+    pub(crate) memory: Option<Spanned<ReceiveDocument>>,
+    /// The memory banks whose recalled text the hosts may receive, such as `staging:shared-*`.
+    #[schemars(with = "Option<Vec<String>>")]
+    pub(crate) receives_banks: Option<Vec<Spanned<String>>>,
+    /// What to do about what leaves by this rule, instead of what the policy says.
+    pub(crate) signals: Option<SignalsDocument>,
     /// Budgets of this rule alone.
     pub(crate) budget: Option<RuleBudgetDocument>,
 }
@@ -155,6 +171,50 @@ pub(crate) struct MemoryDocument {
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) forget: Vec<Spanned<String>>,
+    /// Other banks whose recalled text the sandbox may retain here.
+    #[schemars(with = "Option<Vec<String>>")]
+    pub(crate) receives_banks: Option<Vec<Spanned<String>>>,
+    /// What to do about what leaves by this rule, instead of what the policy says.
+    pub(crate) signals: Option<SignalsDocument>,
+}
+
+/// What to do about what leaves: `off`, `flag` (record a finding) or `deny` (refuse it). Layers: the stricter counts.
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SignalsDocument {
+    /// Uploads that drip, repeat or exceed what the host usually gets; default `flag`.
+    pub(crate) body: Option<SignalModeDocument>,
+    /// Canaries: `deny` (the default) or `flag`; a canary is always an alarm.
+    pub(crate) canaries: Option<CanaryModeDocument>,
+    /// Unusual header fields, encoded values in them, and more header bits than usual; default `flag`.
+    pub(crate) headers: Option<SignalModeDocument>,
+    /// Recalled text of memory banks for hosts that may not receive it; default `flag`.
+    pub(crate) memory_flow: Option<SignalModeDocument>,
+    /// Shapes of keys, tokens and passwords; default `flag`.
+    pub(crate) secrets: Option<SignalModeDocument>,
+    /// Unusual paths and queries, and encoded values in them; default `flag`.
+    pub(crate) url: Option<SignalModeDocument>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum SignalModeDocument {
+    Deny,
+    Flag,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum CanaryModeDocument {
+    Deny,
+    Flag,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ReceiveDocument {
+    MayReceive,
 }
 
 /// Usage limits; if several apply, the smallest counts. Zero allows nothing.
@@ -169,6 +229,8 @@ pub(crate) struct BudgetDocument {
     pub(crate) download_bytes_per_day: Option<u64>,
     /// Bytes of responses, and of tunnels towards the sandbox, in any hour.
     pub(crate) download_bytes_per_hour: Option<u64>,
+    /// Bits that requests may say outside their bodies, in any hour.
+    pub(crate) header_bits_per_hour: Option<u64>,
     /// How long a sandbox may use the network, in seconds.
     pub(crate) lifetime_seconds: Option<u64>,
     /// Requests and tunnels, in any day.
@@ -195,6 +257,8 @@ pub(crate) struct RuleBudgetDocument {
     pub(crate) download_bytes_per_day: Option<u64>,
     /// Bytes of responses, and of tunnels towards the sandbox, in any hour.
     pub(crate) download_bytes_per_hour: Option<u64>,
+    /// Bits that requests may say outside their bodies, in any hour.
+    pub(crate) header_bits_per_hour: Option<u64>,
     /// Requests and tunnels, in any day.
     pub(crate) requests_per_day: Option<u64>,
     /// Requests and tunnels, in any hour.
@@ -334,8 +398,23 @@ pub(crate) struct ConfigurationDocument {
     #[schemars(with = "Vec<MemoryServiceDocument>")]
     pub(crate) memory_service: Vec<Spanned<MemoryServiceDocument>>,
     #[serde(default)]
+    #[schemars(with = "Vec<SecretPatternDocument>")]
+    pub(crate) secret_pattern: Vec<Spanned<SecretPatternDocument>>,
+    #[serde(default)]
     #[schemars(with = "Vec<SandboxDocument>")]
     pub(crate) sandbox: Vec<Spanned<SandboxDocument>>,
+}
+
+/// `[[secret_pattern]]`: a shape of secrets of your own, besides those that Sandbar knows.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SecretPatternDocument {
+    /// What it is, in words for findings.
+    #[schemars(with = "String")]
+    pub(crate) name: Spanned<String>,
+    /// A literal prefix with a character class and a length, such as `acme_[A-Za-z0-9]{32}`, or a literal text.
+    #[schemars(with = "String")]
+    pub(crate) pattern: Spanned<String>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]

@@ -14,10 +14,12 @@ use crate::name::{DomainName, Host};
 use crate::network::is_forbidden;
 use crate::pattern::{DomainPattern, HostPattern, PatternReach, PatternWidth};
 use crate::policy::{
-    IdentityMode, MatchedEntry, MemoryTerms, Policy, PortSet, Rule, RuleMatch, matching_rules,
+    AllowTerms, IdentityMode, MatchedEntry, MemoryTerms, Policy, PortSet, Rule, RuleMatch, matching_rules,
 };
 use crate::ruleset::{BaseLayer, SandboxLayers, Tier};
 use crate::sandbox::Sandbox;
+use crate::signals::SignalMode;
+use crate::signals::settings::{MemoryReceipt, SignalKind};
 use crate::special_names;
 
 /// Most entries of a rule to compare with a base; a longer list counts as effective.
@@ -59,6 +61,7 @@ pub(crate) fn lint_policy(policy: &Arc<Policy>, problems: &mut Problems) {
     }
     check_ties(std::slice::from_ref(policy), problems);
     check_raw_overlaps(std::slice::from_ref(policy), problems);
+    check_opaque_rules(std::slice::from_ref(policy), "this policy", problems);
     warn_of_idle_filters(policy, policy, problems);
 }
 
@@ -327,6 +330,22 @@ fn report_raw_overlap<'p>(
     }
 }
 
+/// Reports tunnels and raw TCP beside memory: Sandbar cannot search their bytes for recalled text.
+fn check_opaque_rules(policies: &[Arc<Policy>], owner: &str, problems: &mut Problems) {
+    let rules = || policies.iter().flat_map(|policy| &policy.rules);
+    if !rules().any(|rule| rule.memory_terms().is_some()) {
+        return;
+    }
+    let hides = |terms: &AllowTerms| {
+        terms.receipt == MemoryReceipt::Nothing
+            && terms.signals.mode(SignalKind::MemoryFlow) != SignalMode::Off
+    };
+    for rule in rules().filter(|rule| rule.is_opaque() && rule.allow_terms().is_some_and(hides)) {
+        let fault = ProblemKind::OpaqueBesideMemory { owner: owner.to_owned(), rule: rule.name.to_string() };
+        problems.error(rule.at.clone(), fault);
+    }
+}
+
 /// Reports the problems of a sandbox's layers in combination.
 pub(crate) fn lint_sandbox(
     sandbox: &Sandbox,
@@ -337,6 +356,7 @@ pub(crate) fn lint_sandbox(
     let owner = format!("sandbox `{}`", sandbox.id);
     if layers.sandbox.len() > 1 {
         check_ties(&layers.sandbox, problems);
+        check_opaque_rules(&layers.sandbox, &owner, problems);
         check_raw_overlaps(&layers.sandbox, problems);
         for policy in &layers.sandbox {
             for other in layers.sandbox.iter().filter(|other| !Arc::ptr_eq(policy, other)) {

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use toml::Spanned;
 
 use super::document::{
-    AllowDocument, BudgetDocument, CnameDocument, DenyDocument, EchDocument, IdentityModeDocument,
-    MemoryDocument, PolicyDocument, RuleBudgetDocument, TlsDocument,
+    AllowDocument, BudgetDocument, CanaryModeDocument, CnameDocument, DenyDocument, EchDocument,
+    IdentityModeDocument, MemoryDocument, PolicyDocument, RuleBudgetDocument, SignalModeDocument,
+    SignalsDocument, TlsDocument,
 };
 use super::entry::DEFAULT_PORT;
 use super::list::PatternTerms;
@@ -20,11 +21,13 @@ use crate::host_set::HostSet;
 use crate::ids::{CredentialName, Environment, PolicyName, ProfileName};
 use crate::pattern::PatternWidth;
 use crate::policy::{
-    AddressEntry, AllowTerms, IdentityMode, MAX_RULES, MemoryTerms, Policy, PolicyDigest, PortSet, Rule,
-    RuleAction, TlsMode, open_ports,
+    AddressEntry, AllowTerms, IdentityMode, InspectTerm, MAX_RULES, MemoryTerms, Policy, PolicyDigest,
+    PortSet, Rule, RuleAction, TlsMode, open_ports,
 };
 use crate::policy_test::PolicyTest;
 use crate::ruleset::Tier;
+use crate::signals::SignalMode;
+use crate::signals::settings::{MemoryReceipt, SignalKind, SignalSettings};
 
 /// Longest rule name, in bytes.
 const MAX_RULE_NAME: usize = 100;
@@ -40,6 +43,7 @@ pub(crate) struct PolicyBuilder<'a> {
     pub(super) hosts: HostSet,
     pub(super) addresses: Vec<AddressEntry>,
     tls: TlsMode,
+    signals: SignalSettings,
 }
 
 impl<'a> PolicyBuilder<'a> {
@@ -58,6 +62,7 @@ impl<'a> PolicyBuilder<'a> {
             hosts: HostSet::default(),
             addresses,
             tls: TlsMode::default(),
+            signals: SignalSettings::default(),
         }
     }
 
@@ -65,6 +70,7 @@ impl<'a> PolicyBuilder<'a> {
     pub(crate) fn build(mut self, document: PolicyDocument, digest: PolicyDigest) -> Option<Policy> {
         let name = self.parse_policy_name(&document.name)?;
         self.tls = document.tls.as_ref().map_or(TlsMode::default(), |tls| tls_from_document(*tls.get_ref()));
+        self.signals = document.signals.map_or_else(SignalSettings::default, signals_from_document);
         document.allow.iter().for_each(|rule| self.add_allow(rule));
         document.deny.iter().for_each(|rule| self.add_deny(rule));
         document.memory.iter().for_each(|rule| self.add_memory(rule));
@@ -184,7 +190,20 @@ impl<'a> PolicyBuilder<'a> {
             Some(IdentityModeDocument::FromChannel) => IdentityMode::FromChannel,
             Some(IdentityModeDocument::Required) | None => IdentityMode::Required,
         };
-        let terms = MemoryTerms { resolves_to, profile, identity, environment, recall, retain, forget };
+        let signals = self.rule_signals(document.signals);
+        let receives =
+            self.parse_banks(document.receives_banks.as_deref().unwrap_or(&[]), environment.as_ref());
+        let terms = MemoryTerms {
+            resolves_to,
+            profile,
+            identity,
+            environment,
+            recall,
+            retain,
+            forget,
+            signals,
+            receives,
+        };
         let rule = Rule {
             name: document.name.get_ref().as_str().into(),
             line: self.source.line(spanned.span().start),
@@ -272,7 +291,7 @@ impl<'a> PolicyBuilder<'a> {
         if tunnels && needs {
             self.report_never_acts(
                 &document.name,
-                "it tunnels TLS, and `methods`, `access`, `paths` and `credential` need interception",
+                "it tunnels TLS, and `methods`, `access`, `paths`, `credential`, `headers` and `inspect` need interception",
             );
         }
         if document.ech.is_some() && self.tls_mode(document) == TlsMode::Intercept {
@@ -289,6 +308,9 @@ impl<'a> PolicyBuilder<'a> {
         }
         if document.tcp.is_some() {
             self.check_tcp(document, needs);
+        }
+        if document.memory.is_some() && document.receives_banks.is_some() {
+            self.report_exclusive(document, "memory", "receives_banks");
         }
         if document.credential.is_some() && document.dangerously_wide {
             self.report_forbidden(
@@ -354,7 +376,44 @@ impl<'a> PolicyBuilder<'a> {
                 .is_some_and(|cname| *cname.get_ref() == CnameDocument::Strict),
             dns_types: self.parse_query_types(document.dns_types.as_deref()),
             budgets,
+            signals: self.rule_signals(document.signals),
+            inspect: match document.inspect.as_ref().map(|inspect| *inspect.get_ref()) {
+                None => InspectTerm::Unset,
+                Some(false) => InspectTerm::Off,
+                Some(true) => InspectTerm::On,
+            },
+            receipt: self.parse_receipt(document),
+            fields: document.headers.as_deref().map(|names| self.parse_field_names(names)),
         }
+    }
+
+    /// Returns the signals of a rule: its own, then those of the policy.
+    fn rule_signals(&self, document: Option<SignalsDocument>) -> SignalSettings {
+        document.map_or_else(SignalSettings::default, signals_from_document).or(&self.signals)
+    }
+
+    fn parse_receipt(&mut self, document: &AllowDocument) -> MemoryReceipt {
+        match (&document.memory, &document.receives_banks) {
+            (Some(_), _) => MemoryReceipt::Everything,
+            (None, Some(banks)) => MemoryReceipt::Banks(self.parse_banks(banks, None)),
+            (None, None) => MemoryReceipt::Nothing,
+        }
+    }
+
+    fn parse_field_names(&mut self, names: &[Spanned<String>]) -> Box<[String]> {
+        let mut parsed = Vec::new();
+        for name in names {
+            let text = name.get_ref();
+            let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+            if text.is_empty() || !text.bytes().all(token) {
+                self.report(name.span(), ProblemKind::Missing("`headers` takes names of header fields"));
+                continue;
+            }
+            parsed.push(text.to_ascii_lowercase());
+        }
+        parsed.sort_unstable();
+        parsed.dedup();
+        parsed.into()
     }
 
     /// Parses a credential name; the error does not echo the text, which may be a pasted secret.
@@ -410,12 +469,34 @@ pub(crate) fn tls_from_document(tls: TlsDocument) -> TlsMode {
     }
 }
 
+fn signals_from_document(document: SignalsDocument) -> SignalSettings {
+    let mode = |written: Option<SignalModeDocument>| {
+        written.map(|written| match written {
+            SignalModeDocument::Deny => SignalMode::Deny,
+            SignalModeDocument::Flag => SignalMode::Flag,
+            SignalModeDocument::Off => SignalMode::Off,
+        })
+    };
+    let canaries = document.canaries.map(|written| match written {
+        CanaryModeDocument::Deny => SignalMode::Deny,
+        CanaryModeDocument::Flag => SignalMode::Flag,
+    });
+    SignalSettings::default()
+        .with(SignalKind::Body, mode(document.body))
+        .with(SignalKind::Canaries, canaries)
+        .with(SignalKind::Headers, mode(document.headers))
+        .with(SignalKind::MemoryFlow, mode(document.memory_flow))
+        .with(SignalKind::Secrets, mode(document.secrets))
+        .with(SignalKind::Url, mode(document.url))
+}
+
 pub(crate) fn budgets_from_document(document: BudgetDocument) -> Budgets {
     [
         (BudgetKind::Connections, document.connections),
         (BudgetKind::DnsBitsPerHour, document.dns_bits_per_hour),
         (BudgetKind::DownloadBytesPerDay, document.download_bytes_per_day),
         (BudgetKind::DownloadBytesPerHour, document.download_bytes_per_hour),
+        (BudgetKind::HeaderBitsPerHour, document.header_bits_per_hour),
         (BudgetKind::LifetimeSeconds, document.lifetime_seconds),
         (BudgetKind::RequestsPerDay, document.requests_per_day),
         (BudgetKind::RequestsPerHour, document.requests_per_hour),
@@ -434,6 +515,7 @@ fn rule_budgets_from_document(document: RuleBudgetDocument) -> Budgets {
         dns_bits_per_hour: document.dns_bits_per_hour,
         download_bytes_per_day: document.download_bytes_per_day,
         download_bytes_per_hour: document.download_bytes_per_hour,
+        header_bits_per_hour: document.header_bits_per_hour,
         lifetime_seconds: None,
         requests_per_day: document.requests_per_day,
         requests_per_hour: document.requests_per_hour,
@@ -449,5 +531,6 @@ fn width_from_document(document: &AllowDocument) -> PatternWidth {
 
 fn needs_requests(document: &AllowDocument) -> bool {
     let filters = document.methods.is_some() || document.access.is_some() || document.paths.is_some();
-    filters || document.credential.is_some()
+    let inspected = document.inspect.as_ref().is_some_and(|inspect| *inspect.get_ref());
+    filters || document.credential.is_some() || document.headers.is_some() || inspected
 }

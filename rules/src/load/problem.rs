@@ -11,6 +11,7 @@ use crate::host_set::HostSetError;
 use crate::ids::IdError;
 use crate::pattern::PatternError;
 use crate::quota::QuotaError;
+use crate::signals::secrets::OwnPatternError;
 use crate::url_path::PathPatternError;
 
 /// Most errors, and most warnings, that one load collects.
@@ -79,6 +80,10 @@ pub enum ProblemKind {
     #[error("{0}")]
     Pointless(String),
     #[error(
+        "{owner} uses memory, and rule `{rule}` passes bytes unseen to a host that may not receive recalled text; intercept TLS, or set `memory = \"may-receive\"` or `signals = {{ memory_flow = \"off\" }}`"
+    )]
+    OpaqueBesideMemory { owner: String, rule: String },
+    #[error(
         "{other} (line {line}) listens on the same address: a process that reaches both ports chooses which sandbox it is"
     )]
     SharedAddress { other: String, line: u32 },
@@ -88,6 +93,8 @@ pub enum ProblemKind {
     RawOverlap { raw: String, other: String, host: String, port: u16 },
     #[error("`{entry}` is not a path pattern: {source}")]
     Path { entry: String, source: PathPatternError },
+    #[error("not a pattern of secrets: {source}")]
+    SecretPattern { source: OwnPatternError },
     #[error("{0} is not a port; use 1 to 65535")]
     Port(u16),
     #[error("{0}")]

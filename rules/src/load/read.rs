@@ -58,11 +58,13 @@ const RENAMED_VALUES: [(&str, &str); 1] = [("from-path", "from-channel")];
 
 /// Keys that earlier versions took although no code enforced them, or where none did: the key, another key of the
 /// same table, and a hint.
-const UNENFORCED_KEYS: [(&str, &str, &str); 4] = [
-    ("inspect", "hosts", "request bodies are not searched yet; remove it"),
-    ("inspected_body_bytes", "memory_body_bytes", "request bodies are not searched yet; remove it"),
+const UNENFORCED_KEYS: [(&str, &str, &str); 2] = [
+    (
+        "inspected_body_bytes",
+        "memory_body_bytes",
+        "bodies are searched as they pass, whatever their size; remove it",
+    ),
     ("lifetime_seconds", "requests_per_hour", "a rule has no lifetime; set it in the policy's `[budget]`"),
-    ("memory", "hosts", "recalled memory is not followed yet; remove it"),
 ];
 
 /// Rewords serde's message and suggests the known key or value nearest to a misspelt one.
@@ -205,7 +207,7 @@ hosts = ["z.com", 7]
         assert_eq!(
             faults(text),
             [
-                "2:1 unknown key `colour` [known keys: name, tls, allow, deny, memory, budget, test]",
+                "2:1 unknown key `colour` [known keys: name, tls, allow, deny, memory, budget, signals, test]",
                 "5:1 unknown key `hots` [did you mean `hosts`?]",
                 "6:1 unknown key `methds` [did you mean `methods`?]",
                 "8:8 invalid type: integer `5`, expected a string []",
@@ -232,19 +234,15 @@ hosts = ["z.com", 7]
 
     #[test]
     fn keys_that_nothing_enforces_are_refused_with_a_hint() {
-        let text = "name = \"p\"\n[[allow]]\nname = \"a\"\ninspect = true\nmemory = \"may-receive\"\n\
-                    budget = { lifetime_seconds = 1 }\n[[deny]]\nhosts = [\"x.example\"]\nmemory = 1\n[budget]\n\
+        let text = "name = \"p\"\n[[allow]]\nname = \"a\"\nbudget = { lifetime_seconds = 1 }\n[budget]\n\
                     lifetime_seconds = 1\ninspect = 1\n";
         assert_eq!(
             faults(text),
             [
-                "4:1 unknown key `inspect` [request bodies are not searched yet; remove it]",
-                "5:1 unknown key `memory` [recalled memory is not followed yet; remove it]",
-                "6:12 unknown key `lifetime_seconds` [a rule has no lifetime; set it in the policy's `[budget]`]",
-                "9:1 unknown key `memory` [recalled memory is not followed yet; remove it]",
-                "12:1 unknown key `inspect` [known keys: connections, dns_bits_per_hour, download_bytes_per_day, \
-                 download_bytes_per_hour, lifetime_seconds, requests_per_day, requests_per_hour, \
-                 requests_per_minute, upload_bytes_per_day, upload_bytes_per_hour]",
+                "4:12 unknown key `lifetime_seconds` [a rule has no lifetime; set it in the policy's `[budget]`]",
+                "7:1 unknown key `inspect` [known keys: connections, dns_bits_per_hour, download_bytes_per_day, \
+                 download_bytes_per_hour, header_bits_per_hour, lifetime_seconds, requests_per_day, \
+                 requests_per_hour, requests_per_minute, upload_bytes_per_day, upload_bytes_per_hour]",
             ]
         );
     }

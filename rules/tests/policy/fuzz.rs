@@ -163,7 +163,17 @@ proptest! {
     }
 
     #[test]
+    fn content(data in any_input(&["%41", "\\u0041", "&#65;", "QUtJQVEzRUdSVEtYN1BNMkxaNVcK", "\n", " ", "\x1f", "eyJ", "://a:bcd@e", "4142434445464748494a4b4c4d4e", "x\u{9c}", "SK", "sk-"])) {
+        checks::content(&data);
+    }
+
+    #[test]
     fn operator(data in any_input(CONFIGURATION_WORDS)) {
         checks::operator(&data);
+    }
+
+    #[test]
+    fn flow_table(data in any_input(&["\0", "\0\x01", "\0\0\0\x01", "\x01a", "\x02b:", "SFLW", "\x01\x02\x03\x04", "\x7f"])) {
+        checks::flow_table(&data);
     }
 }

@@ -130,7 +130,7 @@ fn a_list_of_denied_hosts_denies_them() {
 #[test]
 fn each_key_of_a_test_counts() {
     let policy = "name = \"p\"\n[[allow]]\nname = \"web\"\nhosts = [\"x.example\"]\nmethods = [\"GET\"]\npaths = [\"/a\"]\n\
-        [[allow]]\nname = \"db\"\nhosts = [\"db.example\"]\ntcp = [5432]\n\
+        [[allow]]\nname = \"db\"\nhosts = [\"db.example\"]\ntcp = [5432]\nmemory = \"may-receive\"\n\
         [[allow]]\nname = \"txt\"\nhosts = [\"t.example\"]\ndns_types = [\"TXT\"]\n\
         [[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"astrocyte\"\nrecall = [\"s:a\"]\n";
     let operator = "[[sandbox]]\nid = \"a\"\nbase = \"system\"\npolicies = [\"p\"]\n\

@@ -47,7 +47,7 @@ fn invalid_entries_are_reported() {
             "hosts = [\"x.com\"]\ntls = \"tunnel\"\ncredential = \"k\"",
             "rule `r` has no effect: it tunnels TLS",
         ),
-        ("hosts = [\"x.com\"]\ninspect = true", "unknown key `inspect`"),
+        ("hosts = [\"x.com\"]\ninspect = 1", "expected a boolean"),
         ("hosts = [\"x.com\"]\nmemory = \"may-receive\"", "unknown key `memory`"),
         ("hosts = [\"x.com\"]\nbudget = { lifetime_seconds = 9 }", "unknown key `lifetime_seconds`"),
         ("hosts = [\"x.com\"]\nech = \"tolerate\"", "`ech` applies to tunnels only"),
@@ -342,7 +342,7 @@ fn memory_can_be_tested_without_a_sandbox() {
 #[test]
 fn sensible_policies_cause_no_warning() {
     for body in [
-        "hosts = [\"t.example\"]\ntls = \"tunnel\"\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"astrocyte\"\nrecall = [\"s:a\"]",
+        "hosts = [\"t.example\"]\ntls = \"tunnel\"\nmemory = \"may-receive\"\n[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"astrocyte\"\nrecall = [\"s:a\"]",
         "hosts = [\"x.com\"]\n[[deny]]\nhosts = [\"a.x.com\"]\npaths = [\"/a\"]\n[[deny]]\nhosts = [\"a.x.com\"]\npaths = [\"/b\"]",
         "hosts = [\"x.com\"]\n[[allow]]\nname = \"s\"\nhosts = [\"x.com\"]\ndns_types = [\"TXT\"]",
         "hosts = [\"x.com:443\"]\ncredential = \"one\"\n[[allow]]\nname = \"s\"\nhosts = [\"x.com\"]",

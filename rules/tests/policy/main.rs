@@ -11,6 +11,7 @@ mod load;
 mod memory;
 mod reload;
 mod report;
+mod signals;
 mod treatment;
 
 use std::collections::BTreeMap;

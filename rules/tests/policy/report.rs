@@ -90,7 +90,7 @@ fn p18_advice_loads_and_works() {
         + &allow_rule("key", "hosts = [\"key.example\"]\ncredential = \"k\"")
         + &allow_rule("net", "addresses = [\"10.2.3.0/24\"]\nports = [8443]")
         + &allow_rule("10.2.3.4", "hosts = [\"taken.example\"]")
-        + &allow_rule("db", "hosts = [\"db.example\"]\ntcp = [5432]")
+        + &allow_rule("db", "hosts = [\"db.example\"]\ntcp = [5432]\nmemory = \"may-receive\"")
         + &allow_rule("txt", "hosts = [\"txt.example\"]\ndns_types = [\"A\"]")
         + "[[memory]]\nname = \"m\"\nhost = \"m.example\"\nprofile = \"astrocyte\"\nrecall = [\"s:a\"]\n"
         + "[[deny]]\nhosts = [\"denied.example:8443\"]\n";

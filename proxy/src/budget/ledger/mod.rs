@@ -30,6 +30,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use self::account::{AccountFile, BudgetLine, BudgetOwner, ChargeError, SandboxAccount};
+use crate::inspect::{SandboxSignals, SignalKeys};
 use crate::report::refusal::Refusal;
 use crate::state_file::{Durability, write_atomic};
 
@@ -48,13 +49,13 @@ const WRITE_WAIT: Duration = Duration::from_secs(5);
 const FLUSH_WAIT: Duration = Duration::from_secs(5);
 
 /// The states of all sandboxes.
-#[derive(Debug)]
 pub(crate) struct Ledger {
     dir: PathBuf,
     /// Ledger time at the start, in milliseconds, and the instant of the start.
     begun: (u64, Instant),
     sandboxes: Mutex<SandboxTable>,
     state_files: Worker,
+    signal_keys: SignalKeys,
 }
 
 /// The sandboxes of the rules in force, and those that have left and still have open connections.
@@ -74,6 +75,8 @@ pub(crate) struct SandboxState {
     /// Whether the last write of the account succeeded; changes with every write.
     written: watch::Sender<bool>,
     leaf_certs: OnceLock<LeafCache>,
+    /// What the inspection remembers.
+    pub(crate) signals: Arc<SandboxSignals>,
 }
 
 /// The budgets that one attempt is charged to: its sandbox's and its rule's. Counts as open until dropped.
@@ -118,6 +121,7 @@ impl Ledger {
     ///
     /// Returns an error for an unreadable account: starting without it would refill its budgets.
     pub(crate) fn open(dir: &Path, rules: &RuleSet, state_files: Worker) -> anyhow::Result<Self> {
+        let signal_keys = SignalKeys::open(dir)?;
         let dir = dir.join(BUDGETS_DIR);
         let shown = dir.display();
         std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {shown}"))?;
@@ -133,11 +137,12 @@ impl Ledger {
         let states = configured.iter().map(|id| {
             let account = accounts.remove(id);
             let account = account.unwrap_or_else(|| SandboxAccount::new(account_path(&dir, id)));
-            (id.clone(), Arc::new(SandboxState::new(account, now)))
+            let signals = SandboxSignals::open(&signal_keys, id);
+            (id.clone(), Arc::new(SandboxState::new(account, now, signals)))
         });
-        let states = states.collect();
+        let states: HashMap<SandboxId, Arc<SandboxState>> = states.collect();
         let sandboxes = Mutex::new(SandboxTable { states, configured, swept: None });
-        Ok(Ledger { dir, begun: (now, Instant::now()), sandboxes, state_files })
+        Ok(Ledger { dir, begun: (now, Instant::now()), sandboxes, state_files, signal_keys })
     }
 
     /// Reads the accounts of sandboxes that join, before rules that name them are in force. Blocks.
@@ -154,7 +159,8 @@ impl Ledger {
             let path = account_path(&self.dir, &id);
             match SandboxAccount::read(&path) {
                 Ok(account) => {
-                    let state = Arc::new(SandboxState::new(account, self.now()));
+                    let signals = SandboxSignals::open(&self.signal_keys, &id);
+                    let state = Arc::new(SandboxState::new(account, self.now(), signals));
                     self.table().states.insert(id, state);
                 }
                 Err(error) => {
@@ -176,7 +182,10 @@ impl Ledger {
     ///
     /// One at a time on the thread for state files, so that charges of other sandboxes do not wait for many.
     pub(crate) fn prune_sandbox(&self, id: &SandboxId) {
-        let written = self.sandbox(id).map(|state| state.write_exact(self.now()));
+        let written = self.sandbox(id).map(|state| {
+            state.signals.store()?;
+            state.write_exact(self.now())
+        });
         let Some(Ok(())) = written else { return }; // tried again
         let mut table = self.table();
         // Nobody can get another reference meanwhile: the table is locked.
@@ -210,6 +219,14 @@ impl Ledger {
     /// Counts the sandboxes that have a state.
     pub(crate) fn sandbox_count(&self) -> usize {
         self.table().states.len()
+    }
+
+    /// Writes what the inspection remembers, where it has changed. Blocks on the files.
+    pub(crate) fn store_signals(&self) {
+        let states: Vec<Arc<SandboxState>> = self.table().states.values().cloned().collect();
+        for error in states.iter().filter_map(|state| state.signals.store().err()) {
+            tracing::warn!(%error, "cannot write what the inspection remembers");
+        }
     }
 
     /// Counts the cached leaf certificates of all sandboxes.
@@ -314,6 +331,9 @@ impl Ledger {
             for error in states.iter().filter_map(|state| state.write_exact(now).err()) {
                 tracing::warn!(%error, "cannot write budget usage");
             }
+            for error in states.iter().filter_map(|state| state.signals.store().err()) {
+                tracing::warn!(%error, "cannot write what the inspection remembers");
+            }
         };
         if !matches!(timeout(FLUSH_WAIT, self.state_files.run(write)).await, Ok(Ok(()))) {
             tracing::warn!("cannot write budget usage: the files do not answer; some budget is lost");
@@ -330,10 +350,10 @@ impl Ledger {
 }
 
 impl SandboxState {
-    fn new(mut account: SandboxAccount, now: u64) -> Self {
+    fn new(mut account: SandboxAccount, now: u64, signals: SandboxSignals) -> Self {
         account.restore(now);
         let (account, leaf_certs) = (Mutex::new(account), OnceLock::new());
-        SandboxState { account, written: watch::channel(true).0, leaf_certs }
+        SandboxState { account, written: watch::channel(true).0, leaf_certs, signals: Arc::new(signals) }
     }
 
     /// Returns the cache of leaf certificates, made at its first use.
@@ -908,7 +928,7 @@ mod tests {
         let (dir, rules) = (tempfile::tempdir().unwrap(), rules(""));
         std::fs::create_dir(dir.path().join(BUDGETS_DIR)).unwrap();
         std::fs::write(dir.path().join(BUDGETS_DIR).join("p.json"), "{").unwrap();
-        let error = format!("{:#}", open(dir.path(), &rules).unwrap_err());
+        let error = format!("{:#}", open(dir.path(), &rules).err().unwrap());
         assert!(error.contains("p.json is not valid: repair or remove it"), "{error}");
     }
 }

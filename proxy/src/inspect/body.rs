@@ -1,0 +1,79 @@
+//! Bodies, searched chunk by chunk before each is forwarded.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use rules::signals::content::{ContentScanner, MAX_UNDECIDED, ScanLimits};
+use rules::signals::{Encoding, Signal, SignalPlace};
+
+use super::scan_set::{AttemptMatchers, SharedMatchers};
+
+/// Memory that the inspection of one body takes: what is held back, and the scanner with its views.
+pub(crate) const HELD_BYTES: u64 = 2 * MAX_UNDECIDED as u64;
+
+/// Searches the body of one request.
+pub(crate) struct BodyInspector {
+    scanner: ContentScanner,
+    /// Seen, and not forwarded yet: it may be the beginning of a match.
+    held: BytesMut,
+    hold: HoldBack,
+}
+
+/// Whether bytes wait for the end of a match.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum HoldBack {
+    /// A stream of messages: the server may wait for the very bytes that we would hold.
+    Never,
+    Undecided,
+}
+
+impl BodyInspector {
+    /// `streams` says that client and server exchange messages in one request, as gRPC does.
+    pub(super) fn new(matchers: &Arc<AttemptMatchers>, encoding: Option<&[u8]>, streams: bool) -> Self {
+        let factory = Arc::new(SharedMatchers(matchers.clone()));
+        let mut scanner = ContentScanner::new(SignalPlace::Body, factory, ScanLimits::default());
+        match encoding {
+            Some(coding) if coding.eq_ignore_ascii_case(b"gzip") => scanner.declare(Encoding::Gzip),
+            Some(coding) if coding.eq_ignore_ascii_case(b"deflate") => scanner.declare(Encoding::Deflate),
+            Some(_) | None => {}
+        }
+        let hold = if streams { HoldBack::Never } else { HoldBack::Undecided };
+        BodyInspector { scanner, held: BytesMut::new(), hold }
+    }
+
+    /// Searches the next chunk. Returns what was found, and what may be forwarded unless that is denied.
+    pub(crate) fn feed(&mut self, chunk: Option<&Bytes>, last: bool) -> (Vec<Signal>, Option<Bytes>) {
+        let mut found = Vec::new();
+        if let Some(chunk) = chunk {
+            self.scanner.feed(chunk, &mut found);
+        }
+        if last {
+            self.scanner.finish(&mut found);
+        }
+        let undecided = match self.hold {
+            HoldBack::Undecided if !last => self.scanner.undecided(),
+            HoldBack::Never | HoldBack::Undecided => 0,
+        };
+        (found, self.release(chunk, undecided))
+    }
+
+    /// Returns all but the last `undecided` bytes.
+    fn release(&mut self, chunk: Option<&Bytes>, undecided: usize) -> Option<Bytes> {
+        if self.held.is_empty() && undecided == 0 {
+            return chunk.cloned();
+        }
+        if let Some(chunk) = chunk {
+            self.held.extend_from_slice(chunk);
+        }
+        let ready = self.held.len().saturating_sub(undecided);
+        (ready > 0).then(|| self.held.split_to(ready).freeze())
+    }
+}
+
+/// Searches a body that is there as a whole.
+pub(super) fn scan_whole(matchers: &Arc<AttemptMatchers>, body: &[u8], found: &mut Vec<Signal>) {
+    let factory = Arc::new(SharedMatchers(matchers.clone()));
+    let mut scanner = ContentScanner::new(SignalPlace::Body, factory, ScanLimits::default());
+    scanner.feed(body, found);
+    scanner.finish(found);
+}

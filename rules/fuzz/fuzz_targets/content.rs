@@ -1,0 +1,7 @@
+//! `cargo fuzz run content`, in `rules/fuzz`.
+#![no_main]
+
+#[path = "../checks.rs"]
+mod checks;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| checks::content(data));

@@ -1,0 +1,248 @@
+//! The code that the prices are those of: encodes a sequence of requests to bits, and decodes it from the bits alone.
+//!
+//! The decoder keeps the same table as the account, and learns the content of each digest from what it decodes.
+
+use std::collections::HashMap;
+
+use super::super::digest::Digest;
+use super::super::literal::{CLASSES, smallest_class};
+use super::super::request::{SEGMENT_SLOTS, SlotKind};
+use super::super::table::HostTable;
+use super::super::{REQUEST_SLOT, RequestComponents, RequestParts};
+use super::coder::Coder;
+use super::key;
+
+type Bytes = Vec<u8>;
+/// Names and, behind `=`, values.
+type Pairs = Vec<(Bytes, Option<Bytes>)>;
+
+/// A request in parts. An empty query is none; cookies come last among the fields.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct PlainRequest {
+    pub(super) method: Bytes,
+    pub(super) segments: Vec<Bytes>,
+    pub(super) query: Pairs,
+    pub(super) fields: Vec<(String, Bytes)>,
+    pub(super) cookies: Option<Pairs>,
+}
+
+impl PlainRequest {
+    pub(super) fn with_parts<T>(&self, use_parts: impl FnOnce(&RequestParts<'_>) -> T) -> T {
+        let path = self.segments.join(&b'/');
+        let join = |pairs: &Pairs, separator: &[u8]| {
+            let pairs: Vec<Bytes> = pairs
+                .iter()
+                .map(|(name, value)| match value {
+                    Some(value) => [name.as_slice(), b"=", value].concat(),
+                    None => name.clone(),
+                })
+                .collect();
+            pairs.join(separator)
+        };
+        let query = (!self.query.is_empty()).then(|| join(&self.query, b"&"));
+        let cookies = self.cookies.as_ref().map(|cookies| join(cookies, b"; "));
+        let mut fields: Vec<(&str, &[u8])> =
+            self.fields.iter().map(|(name, value)| (name.as_str(), value.as_slice())).collect();
+        fields.extend(cookies.iter().map(|cookies| ("cookie", cookies.as_slice())));
+        use_parts(&RequestParts {
+            method: std::str::from_utf8(&self.method).unwrap(),
+            path: &path,
+            query: query.as_deref(),
+            fields: &fields,
+        })
+    }
+}
+
+pub(super) struct Codec {
+    coder: Coder,
+    table: HostTable,
+    started: bool,
+    requests: HashMap<Digest, PlainRequest>,
+    texts: HashMap<Digest, Bytes>,
+    /// Names, and whether a value follows.
+    names: HashMap<Digest, (Bytes, bool)>,
+    lists: HashMap<Digest, Vec<(Bytes, bool)>>,
+}
+
+impl Codec {
+    fn new(coder: Coder) -> Self {
+        Codec {
+            coder,
+            table: HostTable::default(),
+            started: false,
+            requests: HashMap::new(),
+            texts: HashMap::new(),
+            names: HashMap::new(),
+            lists: HashMap::new(),
+        }
+    }
+
+    pub(super) fn encoder() -> Self {
+        Codec::new(Coder::encoder())
+    }
+
+    pub(super) fn decoder(bits: Vec<bool>) -> Self {
+        Codec::new(Coder::decoder(bits))
+    }
+
+    pub(super) fn encode(&mut self, request: &PlainRequest) {
+        let mark = usize::from(!self.started);
+        self.coder.choose(&[253, 1, 1, 1], Some(mark));
+        self.request(Some(request));
+    }
+
+    pub(super) fn finish(mut self) -> Vec<bool> {
+        self.coder.choose(&[253, 1, 1, 1], Some(3));
+        self.coder.finish()
+    }
+
+    /// Returns the next request, or `None` at the end.
+    pub(super) fn decode(&mut self) -> Option<PlainRequest> {
+        match self.coder.choose(&[253, 1, 1, 1], None) {
+            3 => None,
+            _ => Some(self.request(None)),
+        }
+    }
+
+    fn request(&mut self, given: Option<&PlainRequest>) -> PlainRequest {
+        self.started = true;
+        let identity =
+            given.map(|request| request.with_parts(|parts| RequestComponents::new(&key(), parts).identity()));
+        let request = match self.known(REQUEST_SLOT, identity) {
+            Some(identity) => self.requests[&identity].clone(),
+            None => self.components(given),
+        };
+        request.with_parts(|parts| {
+            let components = RequestComponents::new(&key(), parts);
+            self.table.learn_request(&components);
+            self.requests.insert(components.identity(), request.clone());
+        });
+        self.table.check();
+        request
+    }
+
+    fn components(&mut self, given: Option<&PlainRequest>) -> PlainRequest {
+        let method = self.text(SlotKind::Method.key(0), given.map(|given| &given.method));
+        let count = given.map(|given| given.segments.len() as u64);
+        let count = match self.known(SlotKind::PathLength.key(0), count.map(|count| Digest(count, 0))) {
+            Some(Digest(count, _)) => count,
+            None => self.coder.count(count),
+        };
+        let segments = (0..count as usize)
+            .map(|at| {
+                let slot = SlotKind::Segment.key(at.min(SEGMENT_SLOTS) as u64);
+                self.text(slot, given.map(|given| &given.segments[at]))
+            })
+            .collect();
+        let kinds = (SlotKind::QueryList, SlotKind::QueryName, SlotKind::QueryValue);
+        let query = self.pairs(kinds, given.map(|given| &given.query));
+
+        let given_names = given.map(|given| {
+            let names = given.fields.iter().map(|(name, _)| (name.clone().into_bytes(), true));
+            names.chain(given.cookies.iter().map(|_| (b"cookie".to_vec(), true))).collect()
+        });
+        let names = self.list(SlotKind::FieldList, SlotKind::FieldName, false, given_names);
+        let mut request = PlainRequest { method, segments, query, ..PlainRequest::default() };
+        for (at, (name, _)) in names.into_iter().enumerate() {
+            if name == b"cookie" {
+                let kinds = (SlotKind::CookieList, SlotKind::CookieName, SlotKind::CookieValue);
+                request.cookies = Some(self.pairs(kinds, given.and_then(|given| given.cookies.as_ref())));
+                continue;
+            }
+            let slot = SlotKind::FieldValue.key(key().digest(&name).0);
+            let value = self.text(slot, given.map(|given| &given.fields[at].1));
+            request.fields.push((String::from_utf8(name).unwrap(), value));
+        }
+        request
+    }
+
+    fn pairs(&mut self, kinds: (SlotKind, SlotKind, SlotKind), given: Option<&Pairs>) -> Pairs {
+        let names = given.map(|given| {
+            given.iter().map(|(name, value)| (name.clone(), value.is_some())).collect::<Vec<_>>()
+        });
+        let names = self.list(kinds.0, kinds.1, true, names);
+        names
+            .into_iter()
+            .enumerate()
+            .map(|(at, (name, valued))| {
+                let slot = kinds.2.key(key().digest(&name).0);
+                let value = valued.then(|| self.text(slot, given.map(|given| given[at].1.as_ref().unwrap())));
+                (name, value)
+            })
+            .collect()
+    }
+
+    fn list(
+        &mut self,
+        list: SlotKind,
+        name: SlotKind,
+        optional_values: bool,
+        given: Option<Vec<(Bytes, bool)>>,
+    ) -> Vec<(Bytes, bool)> {
+        let digest_of = |names: &[(Bytes, bool)]| {
+            let mut list = key().list();
+            names.iter().for_each(|name| list.add(name_digest(name)));
+            list.finish()
+        };
+        if let Some(known) = self.known(list.key(0), given.as_deref().map(digest_of)) {
+            return self.lists[&known].clone();
+        }
+        let count = self.coder.count(given.as_ref().map(|given| given.len() as u64));
+        let (mut names, mut previous) = (Vec::new(), 0);
+        for at in 0..count as usize {
+            let given = given.as_ref().map(|given| &given[at]);
+            let found = match self.known(name.key(previous), given.map(name_digest)) {
+                Some(known) => self.names[&known].clone(),
+                None => {
+                    let text = self.literal(given.map(|(name, _)| name));
+                    // The price has this bit for field names too, where it is always set.
+                    let valued = self.coder.uniform(2, given.map(|(_, valued)| u32::from(*valued))) == 1;
+                    assert!(optional_values || valued);
+                    (text, valued)
+                }
+            };
+            previous = name_digest(&found).0;
+            self.names.insert(name_digest(&found), found.clone());
+            names.push(found);
+        }
+        self.lists.insert(digest_of(&names), names.clone());
+        names
+    }
+
+    fn text(&mut self, slot: u64, given: Option<&Bytes>) -> Bytes {
+        let text = match self.known(slot, given.map(|given| key().digest(given))) {
+            Some(known) => self.texts[&known].clone(),
+            None => self.literal(given),
+        };
+        self.texts.insert(key().digest(&text), text.clone());
+        text
+    }
+
+    fn literal(&mut self, given: Option<&Bytes>) -> Bytes {
+        let class = self.coder.uniform(8, given.map(|given| smallest_class(given).0 as u32));
+        let class = &CLASSES[class as usize];
+        let alphabet: Bytes = (0..=255).filter(|byte| (class.contains)(*byte)).collect();
+        let length = self.coder.count(given.map(|given| given.len() as u64));
+        (0..length as usize)
+            .map(|at| {
+                let symbol = given.and_then(|given| alphabet.iter().position(|byte| *byte == given[at]));
+                alphabet[self.coder.uniform(class.size, symbol.map(|at| at as u32)) as usize]
+            })
+            .collect()
+    }
+
+    /// Codes a choice among the known values of a slot; `None` is the escape.
+    fn known(&mut self, slot: u64, given: Option<Digest>) -> Option<Digest> {
+        let (values, unknown) = self.table.alternatives(slot);
+        let mut weights: Vec<u32> = values.iter().map(|(_, weight)| *weight).collect();
+        weights.push(unknown);
+        let given =
+            given.map(|given| values.iter().position(|(value, _)| *value == given).unwrap_or(values.len()));
+        values.get(self.coder.choose(&weights, given)).map(|(value, _)| *value)
+    }
+}
+
+fn name_digest((name, valued): &(Bytes, bool)) -> Digest {
+    let Digest(low, high) = key().digest(name);
+    Digest(low, high ^ u64::from(!valued))
+}

@@ -1,0 +1,279 @@
+//! One pass over the content of a request, raw and decoded, for all matchers.
+//!
+//! The raw bytes are a view; each encoded run, escaped stretch or compressed stream in it is a view of its own, up to
+//! two deep. Findings do not depend on how the bytes are split into pieces.
+
+mod nested;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use self::view::View;
+use super::decode::{DecodeTrouble, MAX_DECODED, Trouble};
+use super::{Encoding, Signal, SignalCode, SignalPlace, ViewMatcher};
+
+/// Most bytes that [`ContentScanner::undecided`] asks to hold back.
+pub const MAX_UNDECIDED: usize = 64 * 1024;
+/// Most findings per request.
+pub const MAX_SIGNALS: usize = 32;
+/// Most decoded views open at a time.
+pub const MAX_OPEN_VIEWS: usize = 48;
+/// Most bytes of fields to look at together.
+const MAX_JOINED: usize = 4 * 1024;
+/// Comes between them: in no alphabet, and in no value of a field.
+const FIELD_END: u8 = 0;
+/// Shortest encoded run in a body to decode.
+pub const MIN_BODY_RUN: usize = 24;
+/// Shortest encoded run elsewhere to decode.
+pub const MIN_FIELD_RUN: usize = 16;
+
+pub type BoxedMatcher = Box<dyn ViewMatcher + Send + Sync>;
+
+/// Makes the matchers of a view.
+pub trait MatcherFactory: Send + Sync {
+    fn matchers(&self) -> Vec<BoxedMatcher>;
+}
+
+/// Bounds of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScanLimits {
+    /// Decoded bytes, all views together.
+    pub decoded: u64,
+    /// Findings.
+    pub signals: usize,
+}
+
+/// Looks at the content of one request: its body in pieces, other parts at once.
+pub struct ContentScanner {
+    raw: View,
+    place: SignalPlace,
+    shared: Shared,
+}
+
+/// What the views of a request share.
+struct Shared {
+    factory: Arc<dyn MatcherFactory>,
+    limits: ScanLimits,
+    decoded: u64,
+    open: usize,
+    trouble: DecodeTrouble,
+    /// Views that are not in use, by the depth of what they hold.
+    pool: [Vec<View>; 3],
+    /// Buffers that are not in use.
+    buffers: Vec<Vec<u8>>,
+    /// What a matcher reports.
+    scratch: Vec<Signal>,
+    /// What was reported in this request.
+    seen: Vec<(SignalCode, String, Vec<Encoding>)>,
+    /// What is new since the last call.
+    found: Vec<Signal>,
+}
+
+impl<F: Fn() -> Vec<BoxedMatcher> + Send + Sync> MatcherFactory for F {
+    fn matchers(&self) -> Vec<BoxedMatcher> {
+        self()
+    }
+}
+
+impl Default for ScanLimits {
+    fn default() -> Self {
+        ScanLimits { decoded: MAX_DECODED, signals: MAX_SIGNALS }
+    }
+}
+
+impl ContentScanner {
+    pub fn new(place: SignalPlace, factory: Arc<dyn MatcherFactory>, limits: ScanLimits) -> ContentScanner {
+        let shared = Shared {
+            factory,
+            limits,
+            decoded: 0,
+            open: 0,
+            trouble: DecodeTrouble::default(),
+            pool: Default::default(),
+            buffers: Vec::new(),
+            scratch: Vec::new(),
+            seen: Vec::new(),
+            found: Vec::new(),
+        };
+        let mut raw = shared.build(0);
+        raw.begin(&[], min_run(&place));
+        ContentScanner { raw, place, shared }
+    }
+
+    /// Begins with another part of the same request, after [`ContentScanner::finish`].
+    pub fn restart(&mut self, place: SignalPlace) {
+        self.raw.begin(&[], min_run(&place));
+        self.place = place;
+    }
+
+    /// Says how the content is compressed, as in `Content-Encoding`: gzip or deflate. Others have no effect.
+    pub fn declare(&mut self, encoding: Encoding) {
+        self.raw.declare(encoding);
+    }
+
+    /// Takes the next bytes and adds what they complete to `signals`.
+    pub fn feed(&mut self, bytes: &[u8], signals: &mut Vec<Signal>) {
+        self.raw.feed(bytes, &mut self.shared);
+        self.hand_over(signals);
+    }
+
+    /// Ends the content.
+    pub fn finish(&mut self, signals: &mut Vec<Signal>) {
+        self.raw.finish(&mut self.shared);
+        self.hand_over(signals);
+    }
+
+    /// Looks at a small part of a request at once: the value of a field, a segment of a path.
+    pub fn scan_field(
+        &mut self,
+        bytes: &[u8],
+        place: impl FnOnce() -> SignalPlace,
+        signals: &mut Vec<Signal>,
+    ) {
+        self.raw.begin(&[], MIN_FIELD_RUN);
+        self.raw.feed(bytes, &mut self.shared);
+        self.raw.finish(&mut self.shared);
+        if !self.shared.found.is_empty() {
+            self.place = place();
+            self.hand_over(signals);
+        }
+    }
+
+    /// Looks at many small parts of a request: at all together, and if there is something, at each. Says where by its
+    /// position in `fields`.
+    pub fn scan_fields(
+        &mut self,
+        fields: &[&[u8]],
+        place: impl Fn(usize) -> SignalPlace,
+        signals: &mut Vec<Signal>,
+    ) {
+        let mut joined = self.shared.buffer();
+        let mut first = 0;
+        for (at, field) in fields.iter().enumerate() {
+            if joined.len() + field.len() > MAX_JOINED {
+                self.scan_joined(&joined, first, fields.get(first..at).unwrap_or_default(), &place, signals);
+                joined.clear();
+                first = at;
+            }
+            joined.extend_from_slice(field);
+            joined.push(FIELD_END);
+        }
+        self.scan_joined(&joined, first, fields.get(first..).unwrap_or_default(), &place, signals);
+        self.shared.give_back(joined);
+    }
+
+    fn scan_joined(
+        &mut self,
+        joined: &[u8],
+        first: usize,
+        fields: &[&[u8]],
+        place: &impl Fn(usize) -> SignalPlace,
+        signals: &mut Vec<Signal>,
+    ) {
+        let seen = self.shared.seen.len();
+        self.raw.begin(&[], MIN_FIELD_RUN);
+        self.raw.feed(joined, &mut self.shared);
+        self.raw.finish(&mut self.shared);
+        if self.shared.found.is_empty() {
+            return;
+        }
+        self.shared.found.clear();
+        self.shared.seen.truncate(seen);
+        for (at, field) in fields.iter().enumerate() {
+            self.scan_field(field, || place(first + at), signals);
+        }
+    }
+
+    /// Returns how many of the last raw bytes to hold back, so that nothing of a match that is not complete has left,
+    /// raw or encoded. At most [`MAX_UNDECIDED`]: a match in an encoded run that began longer ago is still found and can
+    /// still be denied, but its beginning has left by then.
+    pub fn undecided(&self) -> usize {
+        self.raw.undecided().min(MAX_UNDECIDED)
+    }
+
+    /// Returns what did not decode so far in this request.
+    pub fn trouble(&self) -> DecodeTrouble {
+        self.shared.trouble
+    }
+
+    fn hand_over(&mut self, signals: &mut Vec<Signal>) {
+        signals
+            .extend(self.shared.found.drain(..).map(|signal| Signal { place: self.place.clone(), ..signal }));
+    }
+}
+
+impl Shared {
+    fn build(&self, depth: usize) -> View {
+        View::new(self.factory.matchers(), depth)
+    }
+
+    /// Opens a view for content in `encoding` within the encodings `around`, if the bounds allow another.
+    fn open_view(&mut self, around: &[Encoding], encoding: Encoding) -> Option<View> {
+        if self.open >= MAX_OPEN_VIEWS || self.decoded >= self.limits.decoded {
+            self.trouble.count(Trouble::Budget);
+            return None;
+        }
+        self.open += 1;
+        let depth = around.len() + 1;
+        let mut view = match self.pool.get_mut(depth).and_then(Vec::pop) {
+            Some(view) => view,
+            None => self.build(depth),
+        };
+        let mut encodings = [encoding; 2];
+        encodings[..around.len().min(1)].copy_from_slice(&around[..around.len().min(1)]);
+        view.begin(&encodings[..depth.min(2)], MIN_BODY_RUN);
+        Some(view)
+    }
+
+    /// Ends a view and keeps it for the next.
+    fn close_view(&mut self, mut view: View) {
+        view.finish(self);
+        self.open -= 1;
+        if let Some(pool) = self.pool.get_mut(view.depth()) {
+            pool.push(view);
+        }
+    }
+
+    /// Takes `bytes` from the budget of the request. Returns whether it allows them.
+    fn charge(&mut self, bytes: usize) -> bool {
+        if self.decoded >= self.limits.decoded {
+            return false;
+        }
+        self.decoded += bytes as u64;
+        if self.decoded >= self.limits.decoded {
+            self.trouble.count(Trouble::Budget);
+        }
+        true
+    }
+
+    fn buffer(&mut self) -> Vec<u8> {
+        self.buffers.pop().unwrap_or_default()
+    }
+
+    fn give_back(&mut self, mut buffer: Vec<u8>) {
+        buffer.clear();
+        self.buffers.push(buffer);
+    }
+
+    /// Takes over what matchers of a view within `encodings` put into `scratch`.
+    fn report(&mut self, encodings: &[Encoding]) {
+        for mut signal in self.scratch.drain(..) {
+            let is_seen = self.seen.iter().any(|(code, what, around)| {
+                *code == signal.code && *what == signal.what && around == encodings
+            });
+            if is_seen || self.seen.len() >= self.limits.signals {
+                continue;
+            }
+            signal.encodings = encodings.to_vec();
+            self.seen.push((signal.code, signal.what.clone(), encodings.to_vec()));
+            self.found.push(signal);
+        }
+    }
+}
+
+fn min_run(place: &SignalPlace) -> usize {
+    if *place == SignalPlace::Body { MIN_BODY_RUN } else { MIN_FIELD_RUN }
+}

@@ -1,0 +1,290 @@
+//! Runs of the characters of an encoding, found in pieces.
+//!
+//! A run of `min` characters covers every `min`th position, so the search looks at few bytes of ordinary text: it tests
+//! the last position of a window and walks left from it; the first character outside the alphabet ends the walk and
+//! begins the next window.
+
+/// Bits of [`CLASS`].
+pub(crate) const BASE64: u8 = 1;
+pub(crate) const HEX: u8 = 2;
+pub(crate) const BASE32_UPPER: u8 = 4;
+pub(crate) const BASE32_LOWER: u8 = 8;
+
+/// The alphabets of each byte. Base64 stands for both of its alphabets.
+pub(crate) const CLASS: [u8; 256] = {
+    let mut class = [0; 256];
+    let mut at = 0;
+    while at < 256 {
+        let byte = at as u8;
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'-' | b'_') {
+            class[at] |= BASE64;
+        }
+        if byte.is_ascii_hexdigit() {
+            class[at] |= HEX;
+        }
+        if byte.is_ascii_uppercase() || matches!(byte, b'2'..=b'7') {
+            class[at] |= BASE32_UPPER;
+        }
+        if byte.is_ascii_lowercase() || matches!(byte, b'2'..=b'7') {
+            class[at] |= BASE32_LOWER;
+        }
+        at += 1;
+    }
+    class
+};
+
+/// Longest `min` of a tracker.
+pub(crate) const MAX_MIN_RUN: usize = 24;
+/// Most white space between two lines of a run.
+const MAX_LINE_BREAK: u8 = 16;
+
+/// What happens to a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RunEvent<'a> {
+    /// A run begins. Its first bytes may have come with earlier pieces.
+    Begin,
+    Bytes(&'a [u8]),
+    /// A line ends within the run.
+    Break,
+    End,
+}
+
+/// Finds runs of one alphabet that are `min` characters long or longer. Lines may break them after that.
+#[derive(Clone, Debug)]
+pub(crate) struct RunTracker {
+    mask: u8,
+    min: usize,
+    state: RunState,
+    /// The last characters of the alphabet, fewer than `min`.
+    carry: [u8; MAX_MIN_RUN],
+    carried: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RunState {
+    Outside,
+    Inside,
+    /// After a line break, with so many bytes of white space.
+    Between(u8),
+}
+
+impl RunTracker {
+    pub(crate) fn new(mask: u8, min: usize) -> RunTracker {
+        let min = min.clamp(1, MAX_MIN_RUN);
+        RunTracker { mask, min, state: RunState::Outside, carry: [0; MAX_MIN_RUN], carried: 0 }
+    }
+
+    /// Begins another view, with another least length.
+    pub(crate) fn begin(&mut self, min: usize) {
+        self.min = min.clamp(1, MAX_MIN_RUN);
+        self.state = RunState::Outside;
+        self.carried = 0;
+    }
+
+    /// Returns the least length of a run.
+    pub(crate) fn min(&self) -> usize {
+        self.min
+    }
+
+    /// Returns how many of the last bytes may begin a run.
+    pub(crate) fn carried(&self) -> usize {
+        self.carried
+    }
+
+    /// Takes the next bytes. A run that `is_plain` and lies within them, in one line, may be passed over.
+    pub(crate) fn feed(
+        &mut self,
+        bytes: &[u8],
+        is_plain: impl Fn(&[u8]) -> bool,
+        sink: &mut impl FnMut(RunEvent),
+    ) {
+        let mut rest = bytes;
+        while let Some(first) = rest.first() {
+            rest = match self.state {
+                RunState::Outside if self.carried > 0 => self.extend_carry(rest, sink),
+                RunState::Outside => self.search(rest, &is_plain, sink),
+                RunState::Inside => self.pass(rest, sink),
+                RunState::Between(_) if self.holds(*first) => {
+                    self.state = RunState::Inside;
+                    rest
+                }
+                RunState::Between(seen) if seen < MAX_LINE_BREAK && b"\r\n \t".contains(first) => {
+                    self.state = RunState::Between(seen + 1);
+                    rest.get(1..).unwrap_or_default()
+                }
+                RunState::Between(_) => {
+                    self.end(sink);
+                    rest
+                }
+            };
+        }
+    }
+
+    /// Ends the view, or a run that another tracker found the end of.
+    pub(crate) fn finish(&mut self, sink: &mut impl FnMut(RunEvent)) {
+        if self.state != RunState::Outside {
+            self.end(sink);
+        }
+        self.carried = 0;
+    }
+
+    fn holds(&self, byte: u8) -> bool {
+        CLASS[usize::from(byte)] & self.mask != 0
+    }
+
+    fn end(&mut self, sink: &mut impl FnMut(RunEvent)) {
+        self.state = RunState::Outside;
+        sink(RunEvent::End);
+    }
+
+    fn extend_carry<'a>(&mut self, bytes: &'a [u8], sink: &mut impl FnMut(RunEvent)) -> &'a [u8] {
+        let missing = self.min - self.carried;
+        let more = bytes.iter().take(missing).take_while(|byte| self.holds(**byte)).count();
+        let (taken, rest) = bytes.split_at(more);
+        if let Some(free) = self.carry.get_mut(self.carried..self.carried + more) {
+            free.copy_from_slice(taken);
+        }
+        self.carried += more;
+        if more == missing {
+            self.state = RunState::Inside;
+            sink(RunEvent::Begin);
+            sink(RunEvent::Bytes(self.carry.get(..self.min).unwrap_or_default()));
+            self.carried = 0;
+        } else if !rest.is_empty() {
+            self.carried = 0;
+        }
+        rest
+    }
+
+    /// Searches for the beginning of a run. Returns what is left: from the run on, or nothing.
+    fn search<'a>(
+        &mut self,
+        bytes: &'a [u8],
+        is_plain: &impl Fn(&[u8]) -> bool,
+        sink: &mut impl FnMut(RunEvent),
+    ) -> &'a [u8] {
+        let mut start = 0;
+        while let Some(window) = bytes.get(start..start + self.min) {
+            if let Some(gap) = window.iter().rposition(|byte| !self.holds(*byte)) {
+                start += gap + 1;
+                continue;
+            }
+            let rest = bytes.get(start..).unwrap_or_default();
+            let (run, after) = rest.split_at(run_length(rest, self.mask));
+            match after.first() {
+                Some(end) if !b"\r\n".contains(end) && is_plain(run) => start += run.len() + 1,
+                _ => {
+                    self.state = RunState::Inside;
+                    sink(RunEvent::Begin);
+                    return rest;
+                }
+            }
+        }
+        let tail = bytes.get(start..).unwrap_or_default();
+        let from = tail.iter().rposition(|byte| !self.holds(*byte)).map_or(0, |gap| gap + 1);
+        let carry = tail.get(from..).unwrap_or_default();
+        if let Some(free) = self.carry.get_mut(..carry.len()) {
+            free.copy_from_slice(carry);
+        }
+        self.carried = carry.len();
+        &[]
+    }
+
+    fn pass<'a>(&mut self, bytes: &'a [u8], sink: &mut impl FnMut(RunEvent)) -> &'a [u8] {
+        let length = run_length(bytes, self.mask);
+        let (run, rest) = bytes.split_at(length);
+        if !run.is_empty() {
+            sink(RunEvent::Bytes(run));
+        }
+        match rest.first() {
+            None => {}
+            Some(b'\r' | b'\n') => {
+                self.state = RunState::Between(0);
+                sink(RunEvent::Break);
+            }
+            Some(_) => self.end(sink),
+        }
+        rest
+    }
+}
+
+/// Returns whether `bytes` has a run of `min` characters of an alphabet.
+pub(crate) fn has_run(bytes: &[u8], mask: u8, min: usize) -> bool {
+    let mut start = 0;
+    while let Some(window) = bytes.get(start..start + min) {
+        match window.iter().rposition(|byte| CLASS[usize::from(*byte)] & mask == 0) {
+            Some(gap) => start += gap + 1,
+            None => return true,
+        }
+    }
+    false
+}
+
+/// Returns how many bytes at the beginning are in one of the alphabets of `mask`.
+fn run_length(bytes: &[u8], mask: u8) -> usize {
+    let mut length = 0;
+    for block in bytes.chunks_exact(8) {
+        if block.iter().fold(mask, |all, byte| all & CLASS[usize::from(*byte)]) == 0 {
+            break;
+        }
+        length += 8;
+    }
+    let rest = bytes.get(length..).unwrap_or_default();
+    length + rest.iter().take_while(|byte| CLASS[usize::from(**byte)] & mask != 0).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Returns the runs as text, line breaks as `|`.
+    fn runs(pieces: &[&[u8]]) -> Vec<String> {
+        let mut found: Vec<String> = Vec::new();
+        let mut open = false;
+        let mut tracker = RunTracker::new(BASE64, 4);
+        let mut sink = |event: RunEvent| match event {
+            RunEvent::Begin => {
+                assert!(!std::mem::replace(&mut open, true));
+                found.push(String::new());
+            }
+            RunEvent::Bytes(bytes) => {
+                found.last_mut().unwrap().push_str(str::from_utf8(bytes).unwrap());
+            }
+            RunEvent::Break => found.last_mut().unwrap().push('|'),
+            RunEvent::End => assert!(std::mem::replace(&mut open, false)),
+        };
+        for piece in pieces {
+            tracker.feed(piece, |_| false, &mut sink);
+        }
+        tracker.finish(&mut sink);
+        assert!(!open);
+        found
+    }
+
+    #[test]
+    fn runs_begin_at_their_least_length() {
+        for (text, expected) in [
+            ("abc def ghij", &["ghij"][..]),
+            ("abcdefghijk", &["abcdefghijk"]),
+            (" abcd.efgh=ij", &["abcd", "efgh"]),
+            ("abcd\r\n  ef\ngh ij", &["abcd|ef|gh"]),
+            ("abcd\n=", &["abcd|"]),
+            ("abc\ndef", &[]),
+            ("", &[]),
+        ] {
+            assert_eq!(runs(&[text.as_bytes()]), expected, "{text:?}");
+            let pieces: Vec<&[u8]> = text.as_bytes().chunks(1).collect();
+            assert_eq!(runs(&pieces), expected, "{text:?} a byte at a time");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn runs_do_not_depend_on_pieces(text in "[a-d \n=]{0,60}", cut in any::<prop::sample::Index>()) {
+            let (first, second) = text.as_bytes().split_at(cut.index(text.len() + 1));
+            prop_assert_eq!(runs(&[first, second]), runs(&[text.as_bytes()]));
+        }
+    }
+}
