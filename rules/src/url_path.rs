@@ -402,6 +402,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn p17_the_length_of_a_path_is_bounded() {
+        for slash in ["", "%2F"] {
+            let path = |length: usize| format!("/{slash}{}", "a".repeat(length - 1 - slash.len()));
+            assert!(RequestPath::parse(&path(MAX_PATH)).is_ok(), "{slash}");
+            let longer = RequestPath::parse(&path(MAX_PATH + 1));
+            assert_eq!(longer.err(), Some(UrlPathError::TooLong), "{slash}");
+            let longest = RequestPath::parse(&path(2 * MAX_PATH));
+            assert_eq!(longest.err(), Some(UrlPathError::TooLong), "{slash}");
+        }
+    }
+
+    #[test]
     fn a_path_has_one_spelling_or_none() {
         for (text, canonical) in [
             ("/", Ok("/")),
