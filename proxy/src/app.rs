@@ -1,7 +1,7 @@
 //! Builds an instance from its configuration and runs it; the only file that uses all crates.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -13,7 +13,7 @@ use certs::trust::SystemStore;
 use certs::{AuthorityOptions, CertificateAuthority, TrustSource, UnixTime};
 use dns_filter::server::DnsFront;
 use dns_filter::{DnsConfig, DnsFilter, Resolver};
-use rules::configuration::{Configuration, DnsSettings, ListenerMode, LogSettings, SystemRootsSetting};
+use rules::configuration::{Configuration, DnsSettings, ListenerMode, SystemRootsSetting};
 use rules::ids::SandboxId;
 use rules::load;
 use rules::quota::MachineLimits;
@@ -42,6 +42,7 @@ use crate::inspect::{CanaryStore, Inspector, QueryInspector};
 use crate::memory::MemoryGuard;
 use crate::policy::grants::GrantStore;
 use crate::policy::identities::IdentityStore;
+pub use crate::policy::paths::{InstancePaths, instance_paths};
 use crate::policy::source::PolicySource;
 use crate::policy::store::{LOADER, LoadStatus, PolicyStore, STATE_FILES};
 use crate::policy::watch::{FileWatcher, ReloadTrigger};
@@ -51,17 +52,6 @@ use crate::self_test;
 
 /// File of the DNS budgets, in the log directory.
 const DNS_BUDGET_FILE: &str = "dns-budget.json";
-/// Default admin socket, in the log directory.
-const ADMIN_SOCKET: &str = "admin.sock";
-/// Default directory of the certificate authority, beside the configuration.
-const CA_DIR: &str = "ca";
-
-/// Paths of an instance.
-pub struct InstancePaths {
-    pub log: PathBuf,
-    pub socket: PathBuf,
-    pub ca: PathBuf,
-}
 
 /// Called with every attempt as it is recorded. Traffic waits for it to return.
 pub type RecordObserver = Box<dyn Fn(&AttemptEvent<'_>) + Send + Sync>;
@@ -365,18 +355,6 @@ pub fn load_config(sources: &LoadSources) -> anyhow::Result<Configuration> {
     load::read_configuration(file)
         .map_err(|problems| InvalidPolicy { problems })
         .with_context(|| format!("invalid configuration {}", file.path))
-}
-
-/// Returns the paths of an instance, from its configuration.
-pub fn instance_paths(config: &Path, configuration: &Configuration) -> anyhow::Result<InstancePaths> {
-    let base = config.parent().unwrap_or(Path::new(""));
-    let Some(LogSettings { dir, .. }) = &configuration.log else {
-        bail!("{}: `[log] dir` is required: the directory of the access log", config.display());
-    };
-    let log = base.join(dir);
-    let socket = configuration.admin_socket.as_ref().map_or(log.join(ADMIN_SOCKET), |path| base.join(path));
-    let ca = base.join(configuration.ca_dir.as_deref().unwrap_or(CA_DIR));
-    Ok(InstancePaths { log, socket, ca })
 }
 
 fn compile_rules(sources: &LoadSources) -> anyhow::Result<RuleSet> {

@@ -17,13 +17,13 @@ use rules::{Decision, RuleSet};
 use serde::Serialize;
 
 use crate::admin::explain::choose_sandbox;
-use crate::app::instance_paths;
 use crate::credential::CredentialStore;
 use crate::http::chunks::ChunkValidator;
 use crate::http::head::{self, BodyFraming};
 use crate::http::outgoing_head;
 pub use crate::inspect::{KnownSignal, TriedBits, TriedComponent, TriedSignal, known_signals};
 use crate::inspect::{RequestHead, Trial, TrialFindings, TrialSet};
+use crate::policy::paths::instance_paths;
 use crate::report::UsageError;
 
 /// Fields that are read; the limit on them is that of the configuration.

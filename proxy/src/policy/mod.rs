@@ -3,6 +3,7 @@
 pub mod files;
 pub mod grants;
 pub(crate) mod identities;
+pub mod paths;
 pub(crate) mod settings;
 pub mod source;
 pub mod store;
