@@ -338,8 +338,9 @@ impl Escapes {
         let early = before[0].len().min(ESCAPE_REACH - late);
         self.begin = begin - (late + early) as u64;
         if self.view.is_some() {
-            self.buffer.extend_from_slice(before[0].get(before[0].len() - early..).unwrap_or_default());
-            self.buffer.extend_from_slice(before[1].get(before[1].len() - late..).unwrap_or_default());
+            let [first, second] = before;
+            self.syntax.copy_plain(first.get(first.len() - early..).unwrap_or_default(), &mut self.buffer);
+            self.syntax.copy_plain(second.get(second.len() - late..).unwrap_or_default(), &mut self.buffer);
         }
     }
 
@@ -370,7 +371,7 @@ impl Escapes {
             return;
         }
         let left = usize::try_from(self.end.saturating_sub(begin)).unwrap_or(usize::MAX);
-        self.buffer.extend_from_slice(bytes.get(..bytes.len().min(left)).unwrap_or_default());
+        self.syntax.copy_plain(bytes.get(..bytes.len().min(left)).unwrap_or_default(), &mut self.buffer);
         if left < bytes.len() {
             self.close(shared);
         } else if self.buffer.len() >= PIECE {

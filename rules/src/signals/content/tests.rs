@@ -186,6 +186,27 @@ fn content_in_odd_forms_is_found() {
 }
 
 #[test]
+fn forms_write_spaces_as_plus() {
+    let dashes = "-".repeat(5);
+    let body = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEA%2Bx7".repeat(4);
+    for (form, expected) in [
+        (
+            format!("a=1&key={dashes}BEGIN+PRIVATE+KEY{dashes}%0A{body}%0A{dashes}END+PRIVATE+KEY{dashes}"),
+            true,
+        ),
+        (format!("a=%20b&key={dashes}BEGIN+PRIVATE+KEY{dashes}\n{}", body.replace("%2B", "")), true),
+        (format!("a=b&key={dashes}BEGIN+PRIVATE+KEYS{dashes}%0A{body}"), false),
+    ] {
+        for cut in 0..form.len() {
+            let (first, second) = form.as_bytes().split_at(cut);
+            let found = scan(&mut scanner(SignalPlace::Body), &[first, second]);
+            let is_found = found.iter().any(|(_, around)| *around == [Encoding::Percent]);
+            assert_eq!(is_found, expected, "{form} at {cut}: {found:?}");
+        }
+    }
+}
+
+#[test]
 fn declared_encodings_are_decoded() {
     let (what, secret) = samples().swap_remove(2);
     let raw = miniz_oxide::deflate::compress_to_vec(secret.as_bytes(), 6);
