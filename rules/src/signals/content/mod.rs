@@ -3,6 +3,7 @@
 //! The raw bytes are a view; each encoded run, escaped stretch or compressed stream in it is a view of its own, up to
 //! two deep. Findings do not depend on how the bytes are split into pieces.
 
+mod gzip_parts;
 mod nested;
 mod view;
 
@@ -11,6 +12,7 @@ mod tests;
 
 use std::sync::Arc;
 
+pub use self::gzip_parts::{MAX_GZIP_PARTS, MAX_OPEN_GZIP_PARTS};
 use self::view::View;
 use super::decode::{DecodeTrouble, MAX_DECODED, Trouble};
 use super::{Encoding, Signal, SignalCode, SignalPlace, ViewMatcher};
@@ -59,6 +61,9 @@ struct Shared {
     limits: ScanLimits,
     decoded: u64,
     open: usize,
+    /// Gzip headers followed, and how many of them have a view.
+    gzip_parts: usize,
+    open_gzip_parts: usize,
     trouble: DecodeTrouble,
     /// Views that are not in use, by the depth of what they hold.
     pool: [Vec<View>; 3],
@@ -91,6 +96,8 @@ impl ContentScanner {
             limits,
             decoded: 0,
             open: 0,
+            gzip_parts: 0,
+            open_gzip_parts: 0,
             trouble: DecodeTrouble::default(),
             pool: Default::default(),
             buffers: Vec::new(),

@@ -1,6 +1,7 @@
-//! What is encoded in a view: runs of an alphabet, stretches with escapes, a compressed stream.
+//! What is encoded in a view: runs of an alphabet, stretches with escapes, compressed streams.
 
 use super::Shared;
+use super::gzip_parts::GzipParts;
 use super::view::View;
 use crate::signals::Encoding;
 use crate::signals::decode::Trouble;
@@ -16,7 +17,7 @@ const PIECE: usize = 4096;
 /// Line breaks and incomplete groups beside a match in a run.
 const RUN_SLACK: usize = 24;
 /// Headers of a compressed block beside a match in it.
-const BLOCK_SLACK: usize = 512;
+pub(super) const BLOCK_SLACK: usize = 512;
 
 /// Everything encoded in one view.
 pub(super) struct Nested {
@@ -25,6 +26,7 @@ pub(super) struct Nested {
     /// The last of them, at most [`ESCAPE_REACH`].
     history: Vec<u8>,
     compressed: Compressed,
+    gzip_parts: GzipParts,
     escapes: [Escapes; 3],
     base64_runs: RunTracker,
     base64: RunDecoder,
@@ -39,6 +41,7 @@ impl Default for Nested {
             offset: 0,
             history: Vec::new(),
             compressed: Compressed::Unknown(Vec::new()),
+            gzip_parts: GzipParts::default(),
             escapes: SYNTAXES.map(Escapes::new),
             base64_runs: RunTracker::new(BASE64, 1),
             base64: RunDecoder::new(Encoding::Base64),
@@ -56,16 +59,19 @@ impl Nested {
         self.offset = 0;
         self.history.clear();
         self.compressed = Compressed::Unknown(Vec::new());
+        self.gzip_parts.begin();
         self.base64_runs.begin(min_run);
         self.others.iter_mut().for_each(|(tracker, _)| tracker.begin(min_run));
     }
 
     pub(super) fn declare(&mut self, encoding: Encoding) {
         self.compressed = Compressed::Declared(encoding);
+        self.gzip_parts.declare(encoding);
     }
 
     pub(super) fn feed(&mut self, bytes: &[u8], around: &[Encoding], shared: &mut Shared) {
         self.compressed.feed(bytes, around, shared);
+        self.gzip_parts.feed(bytes, &self.history, around, shared);
         for escapes in &mut self.escapes {
             escapes.feed(bytes, self.offset, &self.history, around, shared);
         }
@@ -79,6 +85,7 @@ impl Nested {
 
     pub(super) fn finish(&mut self, around: &[Encoding], shared: &mut Shared) {
         self.compressed.finish(shared);
+        self.gzip_parts.finish(shared);
         self.escapes.iter_mut().for_each(|escapes| escapes.finish(shared));
         let Nested { base64_runs, base64, others, .. } = self;
         base64_runs.finish(&mut |event| pass_event(event, base64, others, around, shared));
@@ -107,6 +114,7 @@ impl Nested {
             others,
             escapes,
             self.compressed.undecided(),
+            self.gzip_parts.undecided(),
         ];
         let most = parts.into_iter().max().unwrap_or_default();
         most.min(usize::try_from(self.offset).unwrap_or(usize::MAX))
@@ -338,8 +346,9 @@ impl Escapes {
         let early = before[0].len().min(ESCAPE_REACH - late);
         self.begin = begin - (late + early) as u64;
         if self.view.is_some() {
-            self.buffer.extend_from_slice(before[0].get(before[0].len() - early..).unwrap_or_default());
-            self.buffer.extend_from_slice(before[1].get(before[1].len() - late..).unwrap_or_default());
+            let [first, second] = before;
+            self.syntax.copy_plain(first.get(first.len() - early..).unwrap_or_default(), &mut self.buffer);
+            self.syntax.copy_plain(second.get(second.len() - late..).unwrap_or_default(), &mut self.buffer);
         }
     }
 
@@ -370,7 +379,7 @@ impl Escapes {
             return;
         }
         let left = usize::try_from(self.end.saturating_sub(begin)).unwrap_or(usize::MAX);
-        self.buffer.extend_from_slice(bytes.get(..bytes.len().min(left)).unwrap_or_default());
+        self.syntax.copy_plain(bytes.get(..bytes.len().min(left)).unwrap_or_default(), &mut self.buffer);
         if left < bytes.len() {
             self.close(shared);
         } else if self.buffer.len() >= PIECE {

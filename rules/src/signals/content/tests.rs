@@ -186,6 +186,92 @@ fn content_in_odd_forms_is_found() {
 }
 
 #[test]
+fn gzip_is_found_within_other_content() {
+    let (what, secret) = samples().swap_remove(2);
+    let file = gzip(format!("key: {secret}\n").as_bytes(), 30);
+    let part = |before: &[u8], file: &[u8]| {
+        let head = b"--b\r\nContent-Disposition: form-data; name=\"f\"; filename=\"a.gz\"\r\n\r\n";
+        [before, head, file, b"\r\n--b--\r\n"].concat()
+    };
+    // Of what looks like a header, the last is one.
+    let decoys = b"\x1f\x8b\x08\xe0\x1f\x8b\x08\x1f\x8b\x08\x08\0\0\0\0\0\0name without end".as_slice();
+    for (name, content, encodings) in [
+        ("part", part(b"", &file), &[Encoding::Gzip][..]),
+        ("second part", part(&part(b"", &gzip(b"nothing", 0)), &file), &[Encoding::Gzip]),
+        ("after decoys", part(decoys, &file), &[Encoding::Gzip]),
+        ("overlapping", [b"\x1f\x8b\x08", &file[..]].concat(), &[Encoding::Gzip]),
+        ("base64", encode(Encoding::Base64, &part(b"", &file)), &[Encoding::Base64, Encoding::Gzip]),
+        ("cut", part(b"", &file)[..part(b"", &file).len() - 18].to_vec(), &[Encoding::Gzip]),
+    ] {
+        for cut in 0..content.len() {
+            let (first, second) = content.split_at(cut);
+            let mut scanner = scanner(SignalPlace::Body);
+            let found = scan(&mut scanner, &[first, second]);
+            assert!(finds(&found, what, encodings), "{name} at {cut}: {found:?}");
+            assert_eq!(scanner.shared.open_gzip_parts, 0, "{name} at {cut}");
+        }
+        let bytes: Vec<&[u8]> = content.chunks(1).collect();
+        let found = scan(&mut scanner(SignalPlace::Body), &bytes);
+        assert!(finds(&found, what, encodings), "{name} a byte at a time: {found:?}");
+    }
+    let mut scanner_ = scanner(SignalPlace::Body);
+    scanner_.declare(Encoding::Deflate);
+    assert!(finds(&scan(&mut scanner_, &[&file]), what, &[Encoding::Gzip]), "declared as another");
+    let mut scanner_ = scanner(SignalPlace::Body);
+    assert!(finds(&scan(&mut scanner_, &[&file]), what, &[Encoding::Gzip]));
+    assert_eq!(scanner_.shared.gzip_parts, 0, "a view that is gzip as a whole is decompressed once");
+}
+
+#[test]
+fn gzip_within_other_content_has_bounds() {
+    let (what, secret) = samples().swap_remove(2);
+    let header = b"\x1f\x8b\x08\x08\0\0\0\0\0\0".repeat(2 * MAX_GZIP_PARTS);
+    let stream = &gzip(secret.as_bytes(), 0)[10..];
+    let empty_blocks = b"\0\0\0\xff\xff".repeat(100_000);
+    for (name, content) in [
+        ("headers", [b".", &header[..]].concat()),
+        // Many names end at the same place, and the same stream follows each.
+        ("names", [b".", &header[..], b"\0", stream].concat()),
+        ("empty blocks", [b".", &header[..], b"\0", &empty_blocks].concat()),
+    ] {
+        let mut scanner = scanner(SignalPlace::Body);
+        scanner.shared.limits.decoded = 4 << 20;
+        let found = scan(&mut scanner, &[&content, secret.as_bytes()]);
+        assert!(finds(&found, what, &[]), "{name}: the raw view is scanned");
+        assert_eq!(scanner.shared.gzip_parts, MAX_GZIP_PARTS, "{name}");
+        assert!(scanner.trouble().over_budget > 0 && scanner.trouble().corrupt == 0, "{name}");
+        assert!(scanner.shared.decoded < 5 << 20, "{name}: {}", scanner.shared.decoded);
+    }
+    let mut scanner_ = scanner(SignalPlace::Body);
+    scan(&mut scanner_, &[b".", &gzip(&vec![0; 16 << 20], 0)]);
+    assert_eq!(scanner_.trouble(), DecodeTrouble { expansion: 1, ..DecodeTrouble::default() });
+    let mut scanner_ = scanner(SignalPlace::Body);
+    scan(&mut scanner_, &[b".\x1f\x8b\x08\0\0\0\0\0\0\0\xff\xff\xff\xff\xff"]);
+    assert!(scanner_.trouble().is_none(), "bytes that look like a header are no trouble");
+}
+
+#[test]
+fn forms_write_spaces_as_plus() {
+    let dashes = "-".repeat(5);
+    let body = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEA%2Bx7".repeat(4);
+    for (form, expected) in [
+        (
+            format!("a=1&key={dashes}BEGIN+PRIVATE+KEY{dashes}%0A{body}%0A{dashes}END+PRIVATE+KEY{dashes}"),
+            true,
+        ),
+        (format!("a=%20b&key={dashes}BEGIN+PRIVATE+KEY{dashes}\n{}", body.replace("%2B", "")), true),
+        (format!("a=b&key={dashes}BEGIN+PRIVATE+KEYS{dashes}%0A{body}"), false),
+    ] {
+        for cut in 0..form.len() {
+            let (first, second) = form.as_bytes().split_at(cut);
+            let found = scan(&mut scanner(SignalPlace::Body), &[first, second]);
+            let is_found = found.iter().any(|(_, around)| *around == [Encoding::Percent]);
+            assert_eq!(is_found, expected, "{form} at {cut}: {found:?}");
+        }
+    }
+}
+
+#[test]
 fn declared_encodings_are_decoded() {
     let (what, secret) = samples().swap_remove(2);
     let raw = miniz_oxide::deflate::compress_to_vec(secret.as_bytes(), 6);

@@ -40,20 +40,32 @@ pub(crate) fn magic(bytes: &[u8]) -> Magic {
     }
 }
 
+/// How many bytes [`is_gzip_start`] looks at.
+pub(crate) const GZIP_START: usize = 4;
+
+/// Returns whether `bytes` begins with the header of a gzip member: its magic, and no reserved flag (RFC 1952, section
+/// 2.3.1).
+pub(crate) fn is_gzip_start(bytes: &[u8]) -> bool {
+    matches!(bytes, [0x1f, 0x8b, 8, 0..=0x1f, ..])
+}
+
 /// Decompresses one stream.
 pub(crate) struct Inflater {
-    state: Box<InflateState>,
+    /// The state of a deflate stream and its output, from the first byte of the stream on.
+    work: Option<(Box<InflateState>, Box<[u8; PIECE]>)>,
     format: Format,
     step: Step,
     members: u32,
+    /// Bytes of deflate streams, without headers and trailers.
     consumed: u64,
     produced: u64,
-    piece: Box<[u8; PIECE]>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     Gzip,
+    /// Gzip that ends with its first member.
+    GzipMember,
     /// With a zlib header, as RFC 9110 demands of `deflate`.
     Zlib,
     /// `deflate` as some clients send it. Decided by the first byte.
@@ -90,15 +102,18 @@ impl Inflater {
             (false, true) => Format::Either,
             (false, false) => Format::Zlib,
         };
-        Inflater {
-            state: InflateState::new_boxed(DataFormat::Raw),
-            format,
-            step: if format == Format::Gzip { Step::Header(0, 0) } else { Step::Begin },
-            members: 0,
-            consumed: 0,
-            produced: 0,
-            piece: Box::new([0; PIECE]),
-        }
+        let step = if format == Format::Gzip { Step::Header(0, 0) } else { Step::Begin };
+        Inflater { work: None, format, step, members: 0, consumed: 0, produced: 0 }
+    }
+
+    /// Begins a gzip stream that ends with its first member.
+    pub(crate) fn one_member() -> Inflater {
+        Inflater { format: Format::GzipMember, ..Inflater::new(Encoding::Gzip, false) }
+    }
+
+    /// Returns how many compressed bytes were read, without headers and trailers.
+    pub(crate) fn consumed(&self) -> u64 {
+        self.consumed
     }
 
     /// Returns whether the stream is at an end, its own or a forced one.
@@ -139,10 +154,21 @@ impl Inflater {
         Ok(())
     }
 
-    /// Reads one byte of a header or trailer.
+    /// Reads one byte of a header or trailer, or what there is of a field in it.
     fn frame<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], Trouble> {
         let Some((byte, rest)) = bytes.split_first() else { return Ok(bytes) };
-        self.consumed += 1;
+        // Names and extra fields may be long.
+        if let Step::Text(_) = self.step
+            && *byte != 0
+        {
+            let end = memchr::memchr(0, bytes).unwrap_or(bytes.len());
+            return Ok(bytes.get(end..).unwrap_or_default());
+        }
+        if let Step::Extra(left @ 2.., flags) = self.step {
+            let skipped = usize::from(left - 1).min(bytes.len());
+            self.step = Step::Extra(left - skipped as u16, flags);
+            return Ok(bytes.get(skipped..).unwrap_or_default());
+        }
         self.step = match self.step {
             Step::Header(at, flags) => match (at, byte) {
                 (0, 0x1f) | (1, 0x8b) | (2, 8) | (4..=8, _) => Step::Header(at + 1, flags),
@@ -154,10 +180,8 @@ impl Inflater {
             },
             Step::ExtraLength(0, _, flags) => Step::ExtraLength(1, u16::from(*byte), flags),
             Step::ExtraLength(_, low, flags) => Step::Extra(low | u16::from(*byte) << 8, flags),
-            Step::Extra(left, flags) if left <= 1 => self.after(flags, HAS_NAME),
-            Step::Extra(left, flags) => Step::Extra(left - 1, flags),
-            Step::Text(flags) if *byte == 0 => self.after(flags, HAS_CHECKSUM),
-            Step::Text(flags) => Step::Text(flags),
+            Step::Extra(_, flags) => self.after(flags, HAS_NAME),
+            Step::Text(flags) => self.after(flags, HAS_CHECKSUM),
             Step::HeaderChecksum(0) => Step::HeaderChecksum(1),
             Step::HeaderChecksum(_) => Step::Begin,
             Step::Trailer(7) => Step::Header(0, 0),
@@ -189,26 +213,28 @@ impl Inflater {
         bytes: &'a [u8],
         sink: &mut impl FnMut(&[u8]) -> bool,
     ) -> Result<&'a [u8], Trouble> {
+        let (state, piece) =
+            self.work.get_or_insert_with(|| (InflateState::new_boxed(DataFormat::Raw), Box::new([0; PIECE])));
         if self.step == Step::Begin {
             self.members += 1;
             if self.members > MAX_MEMBERS {
                 return Err(Trouble::Expansion);
             }
             let is_zlib = match self.format {
-                Format::Gzip => false,
+                Format::Gzip | Format::GzipMember => false,
                 Format::Zlib => true,
                 Format::Either => bytes.first().is_some_and(|first| first & 0x8f == 0x08),
             };
-            self.state.reset(if is_zlib { DataFormat::ZLibIgnoreChecksum } else { DataFormat::Raw });
+            state.reset(if is_zlib { DataFormat::ZLibIgnoreChecksum } else { DataFormat::Raw });
             self.step = Step::Deflate;
         }
         let mut rest = bytes;
         loop {
-            let result = inflate(&mut self.state, rest, &mut self.piece[..], MZFlush::None);
+            let result = inflate(state, rest, &mut piece[..], MZFlush::None);
             self.consumed += result.bytes_consumed as u64;
             self.produced += result.bytes_written as u64;
             rest = rest.get(result.bytes_consumed..).unwrap_or_default();
-            let piece = self.piece.get(..result.bytes_written).unwrap_or_default();
+            let piece = piece.get(..result.bytes_written).unwrap_or_default();
             if !piece.is_empty() && !sink(piece) {
                 return Err(Trouble::Budget);
             }

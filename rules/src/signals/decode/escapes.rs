@@ -39,6 +39,15 @@ impl EscapeSyntax {
     pub(crate) fn parse(&self, text: &[u8]) -> Escape {
         (self.parse)(text)
     }
+
+    /// Adds text without escapes to `out`. Beside percent escapes `+` is a space, as forms write it
+    /// (`application/x-www-form-urlencoded`).
+    pub(crate) fn copy_plain(&self, text: &[u8], out: &mut Vec<u8>) {
+        match self.encoding == Encoding::Percent {
+            true => out.extend(text.iter().map(|byte| if *byte == b'+' { b' ' } else { *byte })),
+            false => out.extend_from_slice(text),
+        }
+    }
 }
 
 fn percent(text: &[u8]) -> Escape {
