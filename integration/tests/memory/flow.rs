@@ -159,6 +159,13 @@ fn p15_recalled_text_is_flagged_by_default_and_its_way_can_be_seen() {
     let said = flow.findings().join("\n");
     assert!(said.contains("text of memory bank `staging:team-a` in the body"), "{said}");
     assert!(!said.contains("Marguerite"), "{said}");
+    let mut command = integration::sandbar();
+    command.args(["flow", "--sandbox", "sandbox-a", "-c"]).arg(flow.scene.dir.path().join("sandbar.toml"));
+    wait_for("the flow is listed", || {
+        let output = command.output().unwrap();
+        let listed = String::from_utf8(output.stdout).unwrap();
+        listed.contains("staging:team-a") && listed.contains("alias.corp.example")
+    });
 }
 
 // proves: allow.memory, allow.receives_banks, allow.signals.memory_flow

@@ -359,6 +359,9 @@ impl ProxyHttp for RequestFilter {
         let scheme = state.monitor.connection.scheme();
         let departed = state.departed()?;
         departed.end_turn(upstream.version);
+        if let Some(body) = &mut departed.body {
+            body.restart(); // Pingora may send a request again on another connection
+        }
         let permit = departed.departure.permit();
         if let Some(listed) = permit.signals().listed_fields() {
             strip_unlisted(upstream, listed);

@@ -13,6 +13,9 @@ pub(crate) const HELD_BYTES: u64 = 2 * MAX_UNDECIDED as u64;
 
 /// Searches the body of one request.
 pub(crate) struct BodyInspector {
+    matchers: Arc<AttemptMatchers>,
+    /// How the body is compressed, if that is declared and known.
+    encoding: Option<Encoding>,
     scanner: ContentScanner,
     /// Seen, and not forwarded yet: it may be the beginning of a match.
     held: BytesMut,
@@ -30,15 +33,20 @@ enum HoldBack {
 impl BodyInspector {
     /// `streams` says that client and server exchange messages in one request, as gRPC does.
     pub(super) fn new(matchers: &Arc<AttemptMatchers>, encoding: Option<&[u8]>, streams: bool) -> Self {
-        let factory = Arc::new(SharedMatchers(matchers.clone()));
-        let mut scanner = ContentScanner::new(SignalPlace::Body, factory, ScanLimits::default());
-        match encoding {
-            Some(coding) if coding.eq_ignore_ascii_case(b"gzip") => scanner.declare(Encoding::Gzip),
-            Some(coding) if coding.eq_ignore_ascii_case(b"deflate") => scanner.declare(Encoding::Deflate),
-            Some(_) | None => {}
-        }
+        let encoding = encoding.and_then(|coding| match coding.to_ascii_lowercase().as_slice() {
+            b"gzip" | b"x-gzip" => Some(Encoding::Gzip),
+            b"deflate" => Some(Encoding::Deflate),
+            _ => None,
+        });
         let hold = if streams { HoldBack::Never } else { HoldBack::Undecided };
-        BodyInspector { scanner, held: BytesMut::new(), hold }
+        let (matchers, scanner) = (matchers.clone(), scanner(matchers, encoding));
+        BodyInspector { matchers, encoding, scanner, held: BytesMut::new(), hold }
+    }
+
+    /// Begins anew, for a request that is sent again.
+    pub(crate) fn restart(&mut self) {
+        self.scanner = scanner(&self.matchers, self.encoding);
+        self.held.clear();
     }
 
     /// Searches the next chunk. Returns what was found, and what may be forwarded unless that is denied.
@@ -70,10 +78,18 @@ impl BodyInspector {
     }
 }
 
-/// Searches a body that is there as a whole.
-pub(super) fn scan_whole(matchers: &Arc<AttemptMatchers>, body: &[u8], found: &mut Vec<Signal>) {
+fn scanner(matchers: &Arc<AttemptMatchers>, encoding: Option<Encoding>) -> ContentScanner {
     let factory = Arc::new(SharedMatchers(matchers.clone()));
     let mut scanner = ContentScanner::new(SignalPlace::Body, factory, ScanLimits::default());
+    if let Some(encoding) = encoding {
+        scanner.declare(encoding);
+    }
+    scanner
+}
+
+/// Searches a body that is there as a whole.
+pub(super) fn scan_whole(matchers: &Arc<AttemptMatchers>, body: &[u8], found: &mut Vec<Signal>) {
+    let mut scanner = scanner(matchers, None);
     scanner.feed(body, found);
     scanner.finish(found);
 }

@@ -356,3 +356,77 @@ impl std::fmt::Debug for SandboxSignals {
         f.debug_struct("SandboxSignals").field("path", &self.path).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str =
+        "The launch code of the northern archive is kept in the blue folder of Marguerite Delacroix";
+
+    fn open(dir: &Path) -> SandboxSignals {
+        SandboxSignals::open(&SignalKeys::open(dir).unwrap(), &SandboxId::parse("s").unwrap())
+    }
+
+    #[test]
+    fn p15_recalled_text_is_recognised_after_a_restart_and_is_not_stored() {
+        let dir = tempfile::tempdir().unwrap();
+        let (bank, now) = (BankId::parse("staging:a").unwrap(), super::super::now_ms());
+        let signals = open(dir.path());
+        signals.remember_text(std::iter::once((&bank, TEXT)));
+        signals.add_flows(BTreeMap::from([(bank.clone(), 48)]), "a.example", "record".to_owned(), now);
+        signals.store().unwrap();
+        let file = std::fs::read_to_string(dir.path().join("signals/s.json")).unwrap();
+        assert!(!file.contains("Marguerite"), "{file}");
+        let again = open(dir.path());
+        let found = again.flow_snapshot().match_text(TEXT, now / 1000);
+        assert_eq!(found.iter().map(|found| &found.bank).collect::<Vec<_>>(), [&bank]);
+        assert_eq!(again.flows().len(), 1);
+        assert!(open(dir.path()).flow_snapshot().match_text(TEXT, now / 1000 + 25 * 3600).is_empty());
+    }
+
+    #[tokio::test]
+    async fn p19_what_was_said_is_cheap_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let parts =
+            RequestParts { method: "GET", path: b"/some/path", query: None, fields: &[("x-a", b"value")] };
+        let signals = open(dir.path());
+        let first = signals.price_request("a.example", &parts).await;
+        let dear = first.bits;
+        first.learn();
+        let signals = Arc::new(signals);
+        let stored = signals.clone();
+        tokio::task::spawn_blocking(move || stored.store()).await.unwrap().unwrap();
+        let again = open(dir.path());
+        let cheap = again.price_request("a.example", &parts).await.bits;
+        assert!(dear > 50 && cheap <= 2, "{dear} then {cheap}");
+    }
+
+    #[test]
+    fn p16_memory_that_cannot_be_read_is_forgotten_and_the_key_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(open(dir.path()));
+        std::fs::write(dir.path().join("signals/s.json"), "{ not json").unwrap();
+        assert!(open(dir.path()).flow_snapshot().is_empty());
+        std::fs::write(dir.path().join("signals/key"), "short").unwrap();
+        assert!(SignalKeys::open(dir.path()).is_err());
+    }
+
+    #[test]
+    fn p17_hosts_and_flows_are_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let (signals, bank) = (open(dir.path()), BankId::parse("staging:a").unwrap());
+        for at in 0..2_000 {
+            let host = format!("h{at}.example");
+            signals.with_shape(&host, |_| ());
+            signals.block(&host, SignalCode::Beacon, 1);
+            signals.add_flows(BTreeMap::from([(bank.clone(), 48)]), &host, "record".to_owned(), 1);
+        }
+        let memory = sys::lock(&signals.memory);
+        assert_eq!(
+            (memory.shapes.len(), memory.blocked.len(), memory.flows.len()),
+            (HOSTS, HOSTS, MAX_FLOWS)
+        );
+        assert!(memory.shapes.contains_key("h1999.example"), "the newest is kept");
+    }
+}
