@@ -43,9 +43,11 @@ impl EscapeSyntax {
     /// Adds text without escapes to `out`. Beside percent escapes `+` is a space, as forms write it
     /// (`application/x-www-form-urlencoded`).
     pub(crate) fn copy_plain(&self, text: &[u8], out: &mut Vec<u8>) {
-        match self.encoding == Encoding::Percent {
-            true => out.extend(text.iter().map(|byte| if *byte == b'+' { b' ' } else { *byte })),
-            false => out.extend_from_slice(text),
+        let length = out.len();
+        out.extend_from_slice(text);
+        if self.encoding == Encoding::Percent {
+            let added = out.get_mut(length..).unwrap_or_default();
+            added.iter_mut().for_each(|byte| *byte = if *byte == b'+' { b' ' } else { *byte });
         }
     }
 }
