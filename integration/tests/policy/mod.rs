@@ -144,6 +144,7 @@ name = "tunnel"
 hosts = ["t.example"]
 tls = "tunnel"
 ech = "tolerate"
+memory = "may-receive"
 [[allow]]
 name = "odd"
 hosts = [".o.example"]
@@ -171,7 +172,7 @@ fn check_shows_all_that_is_in_effect() {
     let dir = write_files(&[("sandbar.toml", operator), ("d/p.toml", FULL_POLICY), ("d/floor.toml", floor)]);
     let shown = text(&run_in(dir.path(), &["check"]).stdout);
     for line in [
-        "tunnel (tunnel; ech tolerate)",
+        "tunnel (tunnel; ech tolerate; memory may-receive)",
         "odd (intercept; dns_types A TXT; cname strict; connections = 3)",
         "m (memory; profile astrocyte; identity from-channel; environment s; recall shared-*; retain a)",
         "10.2.0.0/16                      this address range, port 8443",
