@@ -126,6 +126,7 @@ resolves_to = ["127.0.0.0/8"]
 name = "raw"
 hosts = ["raw.test"]
 tcp = [8004, 8006]
+memory = "may-receive"
 resolves_to = ["127.0.0.0/8"]
 [[memory]]
 name = "memory"
