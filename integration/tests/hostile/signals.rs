@@ -313,3 +313,58 @@ fn unusual_forms_are_flagged_and_denied() {
         assert!(denied.origin.requests().is_empty());
     }
 }
+
+#[test]
+fn p11_flagged_decoys_do_not_hide_what_is_denied() {
+    let scene = SignalScene::start("", "");
+    let made = scene.world.run_command(&["canary", "new", "decoy-test", "--json"]);
+    let made: Value = serde_json::from_str(&made).unwrap();
+    let canary = made["text"].as_str().unwrap().to_owned();
+    let decoys: String =
+        (0..60).map(|seed| format!("{} {} ", token(seed), STANDARD.encode(token(seed)))).collect();
+    let answer = scene.post("/x", "", format!("{decoys}{canary}").as_bytes());
+    scene.world.assert_refused("behind sixty tokens", &answer, 403, "canary_used");
+    // What a client may show as its own credential is a secret elsewhere.
+    let strict = SignalScene::start("", "[signals]\nsecrets = \"deny\"\n");
+    let secret = token(9);
+    assert_eq!(strict.post("/x", &format!("Authorization: Bearer {secret}\r\n"), b"x").status, 200);
+    for (path, fields) in [
+        (format!("/x?sig={secret}&q={secret}"), String::new()),
+        (format!("/x?sig={secret}"), format!("X-Data: {secret}\r\n")),
+        ("/x".to_owned(), format!("Authorization: Bearer {secret}\r\nX-Data: {secret}\r\n")),
+    ] {
+        let answer = strict.post(&path, &fields, b"x");
+        strict.world.assert_refused(&path, &answer, 403, "secret_found");
+    }
+}
+
+#[test]
+fn p19_the_spelling_of_host_and_length_does_not_leave() {
+    let scene = SignalScene::start("", "");
+    let port = scene.origin.port();
+    for (host, length) in [("a.test", "1"), ("A.tEsT", "0001"), ("a.test.", "01")] {
+        let request = format!(
+            "POST http://{host}:{port}/x HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\nx"
+        );
+        assert_eq!(scene.send(&[request.as_bytes()]).status, 200, "{host} {length}");
+    }
+    let mut heads: Vec<Vec<(String, String)>> =
+        scene.origin.requests().into_iter().map(|request| request.fields).collect();
+    heads.dedup();
+    assert_eq!(heads.len(), 1, "{heads:?}");
+}
+
+#[test]
+fn messages_without_a_length_are_not_held_back() {
+    let scene = SignalScene::start("", "");
+    let authority = scene.authority();
+    let mut wire = RawConnection::connect(scene.world.listeners[0]);
+    wire.send(format!(
+        "POST http://{authority}/x HTTP/1.1\r\nHost: {authority}\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nping\r\n"
+    ));
+    scene.origin.wait_until("the message arrives before the body ends", |seen| {
+        seen.iter().any(|connection| contains(&connection.bytes, b"ping"))
+    });
+    wire.send("0\r\n\r\n");
+    assert_eq!(wire.read_response("POST").unwrap().status, 200);
+}

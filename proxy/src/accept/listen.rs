@@ -4,7 +4,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -119,6 +119,10 @@ fn bind_tcp(address: SocketAddr, mode: ListenerMode) -> io::Result<TcpListener> 
 /// users.
 fn bind_unix(path: &Path) -> anyhow::Result<ListenerSocket> {
     let shown = path.display();
+    let found = std::fs::symlink_metadata(path);
+    if found.is_ok_and(|found| !found.file_type().is_socket()) {
+        bail!("{shown} exists and is not a socket: remove it, or change `bind`");
+    }
     match std::fs::remove_file(path) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}

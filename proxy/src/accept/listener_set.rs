@@ -10,8 +10,8 @@
 //! by a channel that exists no longer (P2, P10).
 
 use std::io;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, bail};
@@ -44,6 +44,8 @@ struct ListenerState {
     /// The configuration that the instance runs with.
     started: Configuration,
     running: Mutex<Vec<RunningListener>>,
+    /// Set at the stop, while `running` is locked: no listener is opened any more.
+    stopping: AtomicBool,
     next_id: AtomicU64,
     /// Connections of proxy listeners.
     connections: TaskTracker,
@@ -110,6 +112,7 @@ impl ListenerSet {
             runtime: Handle::current(),
             started,
             running: Mutex::default(),
+            stopping: AtomicBool::new(false),
             next_id: AtomicU64::new(0),
             connections: TaskTracker::new(),
             dns_tasks: TaskTracker::new(),
@@ -130,9 +133,15 @@ impl ListenerSet {
 
     /// Stops accepting, and waits for DNS queries in flight.
     pub(crate) async fn stop(&self) {
-        sys::lock(&self.inner.running).iter_mut().for_each(RunningListener::finish);
+        self.finish_all();
         self.inner.dns_tasks.close();
         self.inner.dns_tasks.wait().await; // bounded by the DNS filter's own drain
+    }
+
+    fn finish_all(&self) {
+        let mut running = sys::lock(&self.inner.running);
+        self.inner.stopping.store(true, Ordering::Relaxed);
+        running.iter_mut().for_each(RunningListener::finish);
     }
 
     /// The connections of all proxy listeners.
@@ -150,7 +159,8 @@ impl ListenerSet {
         for listener in listeners {
             listen::check_requirements(listener)?;
             let ListenerSettings { mode, bind, attribution } = listener.clone();
-            let each = |bind| SocketSettings { mode, bind, attribution: attribution.clone() };
+            let each =
+                |bind| SocketSettings { mode, bind: normalize_bind(bind), attribution: attribution.clone() };
             wanted.extend(bind.into_iter().map(each));
         }
         let mut prepared = PreparedListeners {
@@ -251,9 +261,11 @@ impl ListenerSet {
         let (cut, connections) = (Arc::<CutSignal>::default(), TaskTracker::new());
         let socket = match socket {
             OpenedSocket::Dns(server) => {
-                let failures = self.inner.failures.clone();
+                let (failures, stop) = (self.inner.failures.clone(), stopped.clone());
                 let serve = async move {
-                    if let Err(error) = server.run(stopped).await {
+                    let served = server.run(stopped).await;
+                    // A listener that was removed may end as it likes.
+                    if let Some(error) = served.err().filter(|_| !*stop.borrow()) {
                         drop(failures.send(error)); // the receiver is gone while the program stops
                     }
                 };
@@ -325,6 +337,7 @@ impl PreparedListeners {
                 set.retire(removed);
             }
         }
+        let opened = if set.inner.stopping.load(Ordering::Relaxed) { Vec::new() } else { opened };
         for opened in opened {
             let started = set.start(opened);
             applied.opened.push(started.description.clone());
@@ -364,6 +377,17 @@ fn port_holder<'a>(bind: &BindTarget, running: &'a [RunningListener]) -> Option<
             held.port() == wanted.port() && held.is_ipv4() == wanted.is_ipv4() && overlaps
         })
     })
+}
+
+/// Spells a path in one way: two spellings of one socket must not look like two sockets.
+fn normalize_bind(bind: BindTarget) -> BindTarget {
+    match bind {
+        BindTarget::Unix(path) => {
+            let parts = Path::new(&path).components().filter(|part| *part != Component::CurDir);
+            BindTarget::Unix(parts.collect::<PathBuf>().display().to_string())
+        }
+        BindTarget::Inherited(_) | BindTarget::Tcp(_) => bind,
+    }
 }
 
 fn describe_bind(bind: &BindTarget) -> String {

@@ -38,6 +38,13 @@ pub(super) fn normalize_fields(request: &mut RequestHeader) -> pingora_core::pre
             fields.push((name, value));
         }
     }
+    for (name, value) in &mut fields {
+        if *name == http::header::CONTENT_LENGTH
+            && let Some(length) = value.to_str().ok().and_then(|length| length.parse::<u64>().ok())
+        {
+            *value = HeaderValue::from(length); // without zeros in front
+        }
+    }
     fields.sort_by(|(one, _), (other, _)| {
         let rank = |name: &HeaderName| (*name != http::header::HOST, name.as_str().to_owned());
         rank(one).cmp(&rank(other))

@@ -16,6 +16,7 @@ use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use rules::budget::UsageKind;
 use rules::facts::HttpVersion;
+use rules::signals::shape::RequestOutcome;
 use rules::{Facts, Permit, Reason, RuleSet, SandboxRef};
 
 use super::canonical::{normalize_fields, strip_unlisted};
@@ -34,7 +35,7 @@ use crate::egress::upstream::{
     UpstreamOptions, check_answer_fields, check_interim_answers, head_bytes, host_header, http_peer,
     refusal_from_error, request_bytes, response_bytes,
 };
-use crate::inspect::{AttemptContent, HELD_BYTES, RequestHead};
+use crate::inspect::{AttemptContent, BodyFraming, HELD_BYTES, RequestHead};
 use crate::memory::{self, GuardMode, MemoryGuard, MemoryRequest};
 use crate::report::refusal::{self, BodyAudience, Refusal, RefusalResponse};
 use crate::report::{attempted, metrics, record};
@@ -134,7 +135,12 @@ impl RequestFilter {
         if body != Some(0) && !is_websocket(session) {
             let fields = &session.req_header().headers;
             let coding = fields.get("content-encoding").map(|coding| coding.as_bytes());
-            departed.body = departed.departure.inspection.body(coding, is_grpc(fields));
+            let framing = match (is_grpc(fields), body) {
+                (true, _) => BodyFraming::Messages,
+                (false, Some(_)) => BodyFraming::Length,
+                (false, None) => BodyFraming::Chunks,
+            };
+            departed.body = departed.departure.inspection.body(coding, framing);
         }
         if departed.body.is_some() {
             let quota = state.quota.as_mut().ok_or(Reason::Internal)?;
@@ -148,6 +154,10 @@ impl RequestFilter {
     /// Refuses the request, and responds unless a response has begun.
     async fn refuse(&self, session: &mut Session, state: &mut RequestState, refusal: &Refusal) {
         record_echo(state).await;
+        if let RequestState { departed: Some(departed), record: Some(record), .. } = state {
+            let outcome = departed.body_bytes;
+            departed.departure.inspection.end_refused(outcome, record).await;
+        }
         let Some(record) = state.record.take() else { return }; // already refused
         let accept = session.req_header().headers.get("accept").map(|value| value.as_bytes());
         let audience = BodyAudience::from_accept(accept);
@@ -362,9 +372,13 @@ impl ProxyHttp for RequestFilter {
         if let Some(body) = &mut departed.body {
             body.restart(); // Pingora may send a request again on another connection
         }
+        departed.body_bytes = RequestOutcome::default();
         let permit = departed.departure.permit();
         if let Some(listed) = permit.signals().listed_fields() {
             strip_unlisted(upstream, listed);
+        }
+        if permit.is_credential_host() {
+            upstream.remove_header("authorization"); // we choose the account, whichever rule matched
         }
         normalize_fields(upstream)?;
         let RequestState { departed: Some(departed), record: Some(record), .. } = &mut *state else {
@@ -376,13 +390,8 @@ impl ProxyHttp for RequestFilter {
         }
         let departed = state.departed()?;
         let permit = departed.departure.permit();
-        if permit.is_credential_host() {
-            upstream.remove_header("authorization"); // we choose the account, whichever rule matched
-        }
-        let unnamed = upstream.uri.authority().is_none() && !upstream.headers.contains_key("host");
-        if unnamed {
-            upstream.insert_header("Host", host_header(permit, scheme))?; // HTTP/1.0 may omit it
-        }
+        // However the client spelt it, and although HTTP/1.0 may omit it.
+        set_authority(upstream, &host_header(permit, scheme))?;
         if let Some(credential) = departed.credential.clone() {
             departed.scrubber = Some(ResponseScrubber::new(credential.echoes()));
             if credential.inject(upstream).is_err() {
@@ -590,6 +599,23 @@ pub(crate) fn outgoing_head(
     }
     normalize_fields(&mut head).map_err(|_| Refusal::from(Reason::BadRequest))?;
     Ok(head)
+}
+
+/// Names the host in the one way that Sandbar spells it: letter case and a dot at its end could carry a message.
+fn set_authority(upstream: &mut RequestHeader, authority: &str) -> Result<()> {
+    let named = upstream.uri.authority().is_some();
+    if !named || upstream.headers.contains_key("host") {
+        upstream.insert_header("Host", authority)?;
+    }
+    if !named {
+        return Ok(());
+    }
+    let mut parts = upstream.uri.clone().into_parts();
+    parts.authority = authority.parse().ok();
+    if let Ok(uri) = ::http::Uri::from_parts(parts) {
+        upstream.set_uri(uri);
+    }
+    Ok(())
 }
 
 /// Whether client and server exchange messages within one request.

@@ -22,23 +22,41 @@ pub(crate) struct BodyInspector {
     hold: HoldBack,
 }
 
+/// How a body arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BodyFraming {
+    /// Its length is announced, so the server expects all of it.
+    Length,
+    Chunks,
+    /// Client and server exchange messages in one request, as gRPC does.
+    Messages,
+}
+
 /// Whether bytes wait for the end of a match.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HoldBack {
-    /// A stream of messages: the server may wait for the very bytes that we would hold.
+    /// The server may wait for the very bytes that we would hold: a stream of messages, or a body without a length that
+    /// nothing is denied in.
     Never,
     Undecided,
 }
 
 impl BodyInspector {
-    /// `streams` says that client and server exchange messages in one request, as gRPC does.
-    pub(super) fn new(matchers: &Arc<AttemptMatchers>, encoding: Option<&[u8]>, streams: bool) -> Self {
+    pub(super) fn new(
+        matchers: &Arc<AttemptMatchers>,
+        encoding: Option<&[u8]>,
+        framing: BodyFraming,
+    ) -> Self {
         let encoding = encoding.and_then(|coding| match coding.to_ascii_lowercase().as_slice() {
             b"gzip" | b"x-gzip" => Some(Encoding::Gzip),
             b"deflate" => Some(Encoding::Deflate),
             _ => None,
         });
-        let hold = if streams { HoldBack::Never } else { HoldBack::Undecided };
+        let hold = match framing {
+            BodyFraming::Length => HoldBack::Undecided,
+            BodyFraming::Chunks if matchers.denies_content() => HoldBack::Undecided,
+            BodyFraming::Chunks | BodyFraming::Messages => HoldBack::Never,
+        };
         let (matchers, scanner) = (matchers.clone(), scanner(matchers, encoding));
         BodyInspector { matchers, encoding, scanner, held: BytesMut::new(), hold }
     }

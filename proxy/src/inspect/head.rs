@@ -90,14 +90,19 @@ impl<'a> RequestHead<'a> {
 /// Searches a head. Each part is searched raw and decoded; recalled text is also followed from one part to the next.
 pub(super) fn scan(matchers: &Arc<AttemptMatchers>, head: &RequestHead<'_>, found: &mut Vec<Signal>) {
     let factory = Arc::new(SharedMatchers(matchers.clone()));
-    let mut scanner = ContentScanner::new(SignalPlace::Path, factory, ScanLimits::default());
+    let mut scanner = ContentScanner::new(SignalPlace::Path, factory.clone(), ScanLimits::default());
+    // A scanner reports a thing once. What is forgiven in one place must still be reported in another, so those
+    // places have a scanner of their own.
+    let mut own_scanner = ContentScanner::new(SignalPlace::Path, factory, ScanLimits::default());
     scanner.scan_field(head.path, || SignalPlace::Path, found);
     for pair in head.query.unwrap_or_default().split(|byte| *byte == b'&') {
-        let known = found.len();
-        scanner.scan_field(pair, || SignalPlace::Query, found);
         let name = pair.split(|byte| *byte == b'=').next().unwrap_or_default();
         if is_credential_name(CREDENTIAL_PARAMETERS, &String::from_utf8_lossy(name)) {
+            let known = found.len();
+            own_scanner.scan_field(pair, || SignalPlace::Query, found);
             forgive_own_credentials(found, known);
+        } else {
+            scanner.scan_field(pair, || SignalPlace::Query, found);
         }
     }
     let (own, others): (Vec<_>, Vec<_>) =
@@ -107,7 +112,7 @@ pub(super) fn scan(matchers: &Arc<AttemptMatchers>, head: &RequestHead<'_>, foun
     scanner.scan_fields(&values, place, found);
     for (name, value) in own {
         let known = found.len();
-        scanner.scan_field(value, || SignalPlace::Field((*name).to_owned()), found);
+        own_scanner.scan_field(value, || SignalPlace::Field((*name).to_owned()), found);
         forgive_own_credentials(found, known);
     }
     for (name, _) in head.fields.iter().filter(|(name, _)| name.len() > MIN_NAME) {

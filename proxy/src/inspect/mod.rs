@@ -25,11 +25,11 @@ use rules::signals::settings::{BodyInspection, SignalKind, SignalTerms};
 use rules::signals::shape::{RequestOutcome, ShapeObservation, ShapeThresholds};
 use rules::signals::{Signal, SignalMode};
 
-pub(crate) use body::{BodyInspector, HELD_BYTES};
+pub(crate) use body::{BodyFraming, BodyInspector, HELD_BYTES};
 pub(crate) use head::RequestHead;
 pub(crate) use names::QueryInspector;
 pub(crate) use scan_set::{CanaryStore, Inspector};
-pub(crate) use state::{PricedRequest, SandboxSignals, SignalKeys};
+pub(crate) use state::{PricedRequest, REMEMBERED_BYTES, SandboxSignals, SignalKeys};
 pub use trial::{KnownSignal, TriedBits, TriedComponent, TriedSignal, known_signals};
 pub(crate) use trial::{Trial, TrialFindings, TrialSet};
 
@@ -37,6 +37,8 @@ use crate::report::metrics;
 use crate::report::refusal::Refusal;
 use scan_set::AttemptMatchers;
 
+/// A body that is searched as a whole takes a while from this size on.
+const LARGE_BODY: usize = 64 << 10;
 /// Cookies of one response that are remembered.
 const MAX_COOKIES: usize = 64;
 
@@ -98,7 +100,13 @@ impl Inspection {
             AttemptContent::Request(head) => inspection.look_at_head(head, &mut found),
             AttemptContent::Call { head, body, .. } => {
                 inspection.look_at_head(head, &mut found);
-                body::scan_whole(&inspection.matchers, body, &mut found);
+                match body.len() > LARGE_BODY {
+                    // Gives the other tasks of this worker to another thread meanwhile.
+                    true => tokio::task::block_in_place(|| {
+                        body::scan_whole(&inspection.matchers, body, &mut found);
+                    }),
+                    false => body::scan_whole(&inspection.matchers, body, &mut found),
+                }
             }
         }
         inspection.judge(found, record).await?;
@@ -106,9 +114,9 @@ impl Inspection {
     }
 
     /// Returns the inspector of the request's body, if bodies are searched.
-    pub(crate) fn body(&self, encoding: Option<&[u8]>, streams: bool) -> Option<BodyInspector> {
+    pub(crate) fn body(&self, encoding: Option<&[u8]>, framing: BodyFraming) -> Option<BodyInspector> {
         let searched = self.permit.signals().bodies() == BodyInspection::Searched;
-        searched.then(|| BodyInspector::new(&self.matchers, encoding, streams))
+        searched.then(|| BodyInspector::new(&self.matchers, encoding, framing))
     }
 
     /// Records findings, and refuses what the policy denies.
@@ -164,8 +172,13 @@ impl Inspection {
 
     /// Takes note of how much was sent and received, and of the recalled text that left.
     pub(crate) async fn end(&mut self, outcome: RequestOutcome, record: &OpenRecord) {
+        self.signals.add_flows(self.matchers.flows(), &self.host, record.id(), now_ms());
+        self.end_refused(outcome, record).await;
+    }
+
+    /// Takes note of how much was sent and received of a request that was refused after it had begun to leave.
+    pub(crate) async fn end_refused(&mut self, outcome: RequestOutcome, record: &OpenRecord) {
         let now = now_ms();
-        self.signals.add_flows(self.matchers.flows(), &self.host, record.id(), now);
         let Some(observation) = self.observation.take() else { return };
         let mut found = Vec::new();
         let thresholds = ShapeThresholds::default();

@@ -13,7 +13,8 @@ use rules::signals::canary::{self, Canary, CanaryScanner, CanarySet, CanaryShape
 use rules::signals::content::{BoxedMatcher, MatcherFactory};
 use rules::signals::flow::{FlowMatcher, FlowRules, FlowSnapshot, GUARANTEED_RUN};
 use rules::signals::secrets::{ExactValue, OwnPattern, PatternSet, SecretMatcher, SecretSettings};
-use rules::signals::{Signal, SignalCode, SignalPlace, ViewMatcher};
+use rules::signals::settings::SignalKind;
+use rules::signals::{Signal, SignalCode, SignalMode, SignalPlace, ViewMatcher};
 use serde::{Deserialize, Serialize};
 
 use super::state::SandboxSignals;
@@ -235,6 +236,14 @@ impl AttemptMatchers {
     pub(super) fn flow_matcher(self: &Arc<Self>) -> FlowFeed {
         let matcher = FlowMatcher::new(self.flow.clone(), FlowRules::default(), self.now_ms / 1000);
         FlowFeed { matcher, attempt: self.clone(), seen: 0, scratch: Vec::new() }
+    }
+
+    /// Returns whether the rules deny content, other than by default.
+    pub(super) fn denies_content(&self) -> bool {
+        let denies =
+            |kind| self.permit.as_ref().is_some_and(|permit| permit.signals().mode(kind) == SignalMode::Deny);
+        let canaries = !self.canaries.canaries().is_empty() && denies(SignalKind::Canaries);
+        canaries || denies(SignalKind::Secrets) || (self.has_flow() && denies(SignalKind::MemoryFlow))
     }
 
     fn may_receive(&self, bank: &BankId) -> bool {

@@ -36,6 +36,10 @@ const MAX_FLOWS: usize = 512;
 /// Bits that a sandbox may say outside bodies in an hour before that is flagged: 128 KiB. A signed request says about
 /// 1,100 bits, so a thousand of them pass. Data in fields and URLs is flagged by its form long before.
 const USUAL_BITS: u64 = 1 << 20;
+/// Bytes of text of one answer that are remembered.
+pub(crate) const REMEMBERED_BYTES: usize = 1 << 20;
+/// Bytes that are remembered at a time.
+const PIECE_BYTES: usize = 16 << 10;
 /// Longest host name that is kept.
 const MAX_HOST: usize = 253;
 
@@ -248,13 +252,21 @@ impl SandboxSignals {
         flow.snapshot()
     }
 
-    /// Remembers text that a memory service answered, before the sandbox gets it (P15).
-    pub(crate) fn remember_text<'a>(&self, texts: impl Iterator<Item = (&'a BankId, &'a str)>) {
+    /// Remembers text that a memory service answered, before the sandbox gets it (P15): the first
+    /// [`REMEMBERED_BYTES`] of it.
+    pub(crate) fn remember_text<'a>(&self, texts: impl Iterator<Item = (&'a BankId, &'a [u8])>) {
         let now = super::now_ms() / 1000;
-        let mut memory = sys::lock(&self.memory);
-        let flow = memory.flow.get_or_insert_with(|| FlowTable::new(&self.keys.flow, FlowLimits::default()));
+        let mut left = REMEMBERED_BYTES;
         for (bank, text) in texts {
-            Fingerprinter::new(&self.keys.flow, bank).feed(flow, text.as_bytes(), now);
+            let text = text.get(..left).unwrap_or(text);
+            left -= text.len();
+            let mut fingerprinter = Fingerprinter::new(&self.keys.flow, bank);
+            // In pieces, so that requests of the sandbox do not wait for all of it.
+            for piece in text.chunks(PIECE_BYTES) {
+                let mut memory = sys::lock(&self.memory);
+                let new = || FlowTable::new(&self.keys.flow, FlowLimits::default());
+                fingerprinter.feed(memory.flow.get_or_insert_with(new), piece, now);
+            }
         }
         self.changed.store(true, Ordering::Relaxed);
     }
@@ -325,7 +337,11 @@ impl SandboxSignals {
         if !self.changed.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
-        let account = self.bits.blocking_lock().state();
+        // Whoever holds the lock may be waiting for this very thread to write an account.
+        let Ok(account) = self.bits.try_lock().map(|account| account.state()) else {
+            self.changed.store(true, Ordering::Relaxed);
+            return Ok(()); // the next time
+        };
         let mut memory = sys::lock(&self.memory);
         let now = super::now_ms() / 1000;
         let flow = memory.flow.as_mut().map(|flow| {
@@ -373,7 +389,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (bank, now) = (BankId::parse("staging:a").unwrap(), super::super::now_ms());
         let signals = open(dir.path());
-        signals.remember_text(std::iter::once((&bank, TEXT)));
+        signals.remember_text(std::iter::once((&bank, TEXT.as_bytes())));
         signals.add_flows(BTreeMap::from([(bank.clone(), 48)]), "a.example", "record".to_owned(), now);
         signals.store().unwrap();
         let file = std::fs::read_to_string(dir.path().join("signals/s.json")).unwrap();

@@ -13,7 +13,7 @@ use rules::signals::shape::ShapeThresholds;
 use rules::signals::{Signal, SignalCode, SignalMode, SignalPlace};
 use serde::Serialize;
 
-use super::body::BodyInspector;
+use super::body::{BodyFraming, BodyInspector};
 use super::head::RequestHead;
 use super::scan_set::{AttemptMatchers, CanaryStore, ScanSet};
 use super::state::SandboxSignals;
@@ -155,7 +155,7 @@ impl Trial {
     pub(crate) fn look_at_body(&self, body: Vec<u8>, encoding: Option<&[u8]>, found: &mut TrialFindings) {
         if self.terms.bodies() == BodyInspection::Searched {
             let body = Bytes::from(body);
-            let mut inspector = BodyInspector::new(&self.matchers, encoding, false);
+            let mut inspector = BodyInspector::new(&self.matchers, encoding, BodyFraming::Length);
             let (signals, _) = inspector.feed(Some(&body), true);
             found.content.extend(self.describe(&signals));
         }

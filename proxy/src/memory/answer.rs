@@ -14,6 +14,7 @@ use super::json::{self, JsonValue};
 use super::record::record_finding;
 use super::{AuthorizedCall, MemoryRequest, run_check, select};
 use crate::credential::scrub::EchoPatterns;
+use crate::inspect::REMEMBERED_BYTES;
 use crate::report::refusal::{Refusal, is_refusal_field};
 
 /// Fields that Sandbar does not pass on: they belong to the connection to the service, or point to another address.
@@ -96,16 +97,16 @@ pub(super) async fn remember_text(
     let Some(first) = call.banks.first() else { return };
     let remember = || {
         let signals = call.departure.inspection.signals();
-        match serde_json::from_slice::<serde_json::Value>(&received.body) {
-            Ok(json) => {
+        // A larger document would take a multiple of its size in memory, and most of it would not be remembered.
+        let parsed = (received.body.len() <= REMEMBERED_BYTES)
+            .then(|| serde_json::from_slice::<serde_json::Value>(&received.body).ok());
+        match parsed.flatten() {
+            Some(json) => {
                 let mut texts = Vec::new();
                 collect_texts(&json, first, &call.banks, &mut texts);
                 signals.remember_text(texts.into_iter());
             }
-            Err(_) => {
-                let text = String::from_utf8_lossy(&received.body);
-                signals.remember_text(std::iter::once((first, &*text)));
-            }
+            None => signals.remember_text(std::iter::once((first, &received.body[..]))),
         }
     };
     run_check(request, received.body.len(), remember).await;
@@ -116,10 +117,10 @@ fn collect_texts<'a>(
     json: &'a serde_json::Value,
     bank: &'a BankId,
     banks: &'a [BankId],
-    texts: &mut Vec<(&'a BankId, &'a str)>,
+    texts: &mut Vec<(&'a BankId, &'a [u8])>,
 ) {
     match json {
-        serde_json::Value::String(text) => texts.push((bank, text)),
+        serde_json::Value::String(text) => texts.push((bank, text.as_bytes())),
         serde_json::Value::Array(items) => {
             items.iter().for_each(|item| collect_texts(item, bank, banks, texts));
         }

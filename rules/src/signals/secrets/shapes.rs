@@ -354,7 +354,8 @@ fn jwt(at: &Candidate) -> Verdict {
 /// Finds `sk-` keys by the `T3BlbkFJ` (`OpenAI` in base64) in their middle.
 fn openai(at: &Candidate) -> Verdict {
     const MARK: &[u8] = b"T3BlbkFJ";
-    if !at.begins_word() {
+    // A key within a key is none, and `sk-sk-sk-` would be looked at once for each.
+    if !at.begins_word() || at.before.last().is_some_and(|byte| TOKEN.contains(*byte)) {
         return Verdict::No;
     }
     let rest = at.rest();
