@@ -352,6 +352,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_error_shows_the_character() {
+        for (text, shown) in
+            [("a b.example", "` `"), ("a\u{7f}.example", "U+007F"), ("a\u{3002}example", "U+3002")]
+        {
+            let error = DomainName::parse(text).unwrap_err().to_string();
+            assert!(error.contains(shown), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
     fn p6_one_host_has_one_form() {
         for (text, normal) in [
             ("api.example.com", "api.example.com"),
