@@ -19,7 +19,7 @@ use super::{Encoding, Signal, SignalCode, SignalPlace, ViewMatcher};
 
 /// Most bytes that [`ContentScanner::undecided`] asks to hold back.
 pub const MAX_UNDECIDED: usize = 64 * 1024;
-/// Most findings per request.
+/// Most findings per request: of canaries, credentials and recalled text together, and as many of everything else.
 pub const MAX_SIGNALS: usize = 32;
 /// Most decoded views open at a time.
 pub const MAX_OPEN_VIEWS: usize = 48;
@@ -271,13 +271,9 @@ impl Shared {
             let is_seen = self.seen.iter().any(|(code, what, around)| {
                 *code == signal.code && *what == signal.what && around == encodings
             });
-            // The bound must not hide what is always denied behind what is only flagged. There are at most as many of
-            // these as the operator has canaries and credentials, and the sandbox banks.
-            let is_grave = matches!(
-                signal.code,
-                SignalCode::CanaryUsed | SignalCode::CredentialLeaving | SignalCode::MemoryFlow
-            );
-            if is_seen || (self.seen.len() >= self.limits.signals && !is_grave) {
+            // What is only flagged must not use up the bound of what is denied by default.
+            let same_bound = self.seen.iter().filter(|(code, ..)| is_grave(*code) == is_grave(signal.code));
+            if is_seen || same_bound.count() >= self.limits.signals {
                 continue;
             }
             signal.encodings = encodings.to_vec();
@@ -285,6 +281,11 @@ impl Shared {
             self.found.push(signal);
         }
     }
+}
+
+/// Returns whether a signal means that a particular value or text leaves, not something of its shape.
+fn is_grave(code: SignalCode) -> bool {
+    matches!(code, SignalCode::CanaryUsed | SignalCode::CredentialLeaving | SignalCode::MemoryFlow)
 }
 
 fn min_run(place: &SignalPlace) -> usize {

@@ -46,7 +46,7 @@ pub(super) const SHAPES: &[Shape] = &[
     },
     Shape { what: "connection string with a password", prefixes: &["://"], validate: connection_string },
     Shape {
-        what: "crates.io token",
+        what: "Cargo registry token",
         prefixes: &["cio"],
         validate: |at| in_word(at, |at| at.exactly(&ALNUM, 32, is_mixed)),
     },
@@ -428,13 +428,15 @@ fn pem_body(at: &Candidate, from: usize) -> Verdict {
     Verdict::No
 }
 
-/// Checks a macaroon of version 2 whose location is PyPI or its test instance.
+/// Checks a macaroon of version 2 with a location, the name of a host, and an identifier behind it.
 fn pypi_macaroon(rest: &[u8]) -> bool {
     let whole: Vec<u8> = b"AgE".iter().chain(rest.iter().take(61)).copied().collect();
     let Some(macaroon) = base64(&whole) else { return false };
-    [&b"\x02\x01\x08pypi.org\x02"[..], b"\x02\x01\x0dtest.pypi.org\x02"]
-        .iter()
-        .any(|start| macaroon.starts_with(start))
+    let [2, 1, length, text @ ..] = macaroon.as_slice() else { return false };
+    let Some((location, behind)) = text.split_at_checked(usize::from(*length)) else { return false };
+    let is_host =
+        location.contains(&b'.') && location.iter().all(|byte| b'.' == *byte || ALNUM.contains(*byte));
+    is_host && behind.first() == Some(&2)
 }
 
 fn sendgrid(at: &Candidate) -> Verdict {

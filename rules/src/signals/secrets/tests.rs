@@ -24,7 +24,7 @@ pub(in crate::signals) fn samples() -> Vec<(&'static str, String)> {
         ("Azure storage key", ["Account", "Key=", &take(86), "=="].concat()),
         ("Azure shared access key", ["SharedAccess", "Key=", &take(43), "="].concat()),
         ("connection string with a password", ["postgres:", "//app:", &take(12), "@db.internal/x"].concat()),
-        ("crates.io token", ["ci", "o", &take(32)].concat()),
+        ("Cargo registry token", ["ci", "o", &take(32)].concat()),
         ("DigitalOcean token", ["dop", "_v1_", hex].concat()),
         ("Docker access token", ["dckr", "_pat_", &take(27)].concat()),
         ("GitHub fine-grained token", ["github", "_pat_", &take(22), "_", &take(59)].concat()),
