@@ -48,7 +48,7 @@ fn invalid_entries_are_reported() {
             "rule `r` has no effect: it tunnels TLS",
         ),
         ("hosts = [\"x.com\"]\ninspect = 1", "expected a boolean"),
-        ("hosts = [\"x.com\"]\nmemory = \"may-receive\"", "unknown key `memory`"),
+        ("hosts = [\"x.com\"]\nmemory = \"may-send\"", "`may-send` is not"),
         ("hosts = [\"x.com\"]\nbudget = { lifetime_seconds = 9 }", "unknown key `lifetime_seconds`"),
         ("hosts = [\"x.com\"]\nech = \"tolerate\"", "`ech` applies to tunnels only"),
         ("hosts = [\"x.com\"]\ncredential = \"k\"\nports = [80]", "never sent in the clear"),
