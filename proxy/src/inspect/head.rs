@@ -18,7 +18,6 @@ const DERIVED_FIELDS: [&str; 6] =
 const CREDENTIAL_FIELDS: &[&str] = &[
     "api-key",
     "authorization",
-    "cookie",
     "dd-api-key",
     "dd-application-key",
     "openai-api-key",
@@ -31,6 +30,10 @@ const CREDENTIAL_FIELDS: &[&str] = &[
     "x-goog-api-key",
     "x-vault-token",
 ];
+
+/// A cookie may hold the token of a session, and no other secret.
+const COOKIE: &str = "cookie";
+const SESSION_TOKEN: &str = "JSON web token";
 
 /// Parameters of a query with the same purpose, most of them in signed URLs.
 const CREDENTIAL_PARAMETERS: &[&str] = &[
@@ -105,15 +108,20 @@ pub(super) fn scan(matchers: &Arc<AttemptMatchers>, head: &RequestHead<'_>, foun
             scanner.scan_field(pair, || SignalPlace::Query, found);
         }
     }
-    let (own, others): (Vec<_>, Vec<_>) =
-        head.fields.iter().partition(|(name, _)| is_credential_name(CREDENTIAL_FIELDS, name));
+    let (own, others): (Vec<_>, Vec<_>) = head
+        .fields
+        .iter()
+        .partition(|(name, _)| *name == COOKIE || is_credential_name(CREDENTIAL_FIELDS, name));
     let values: Vec<&[u8]> = others.iter().map(|(_, value)| *value).collect();
     let place = |at: usize| SignalPlace::Field(others.get(at).map_or("", |(name, _)| name).to_owned());
     scanner.scan_fields(&values, place, found);
     for (name, value) in own {
         let known = found.len();
         own_scanner.scan_field(value, || SignalPlace::Field((*name).to_owned()), found);
-        forgive_own_credentials(found, known);
+        match *name == *COOKIE {
+            true => forgive(found, known, |signal| signal.what == SESSION_TOKEN),
+            false => forgive_own_credentials(found, known),
+        }
     }
     for (name, _) in head.fields.iter().filter(|(name, _)| name.len() > MIN_NAME) {
         scanner.scan_field(name.as_bytes(), || SignalPlace::FieldName, found);
@@ -129,10 +137,15 @@ fn is_credential_name(names: &[&str], name: &str) -> bool {
 
 /// Removes what a client's own credential raised from the signals behind the first `known`.
 fn forgive_own_credentials(found: &mut Vec<Signal>, known: usize) {
+    forgive(found, known, |signal| signal.code == SignalCode::SecretFound);
+}
+
+/// Removes the signals behind the first `known` that are `forgiven`.
+fn forgive(found: &mut Vec<Signal>, known: usize, forgiven: impl Fn(&Signal) -> bool) {
     let mut at = 0;
     found.retain(|signal| {
         at += 1;
-        at <= known || signal.code != SignalCode::SecretFound
+        at <= known || !forgiven(signal)
     });
 }
 
