@@ -7,7 +7,7 @@ use rules::facts::HttpMethod;
 use rules::ids::SandboxId;
 use rules::pattern::{HostPattern, PatternWidth};
 use rules::probe::PolicyProbe;
-use rules::{Channel, Decision, Grant, LoadSources, Permit, RuleSet, compile};
+use rules::{Channel, Decision, Grant, LoadSources, Permit, RuleSet, TimedState, compile};
 
 use super::{
     assert_decisions, compile_configured, decide_attempt, error_texts, problem_texts, sandbox_ref,
@@ -524,4 +524,15 @@ fn p11_a_permit_knows_whether_its_host_has_a_credential() {
             "{text}"
         );
     }
+}
+
+#[test]
+fn p10_timed_state_ends_sandboxes_and_has_its_own_generation() {
+    let own = "name = \"own\"\n[[allow]]\nname = \"web\"\nhosts = [\"a.example\"]\n";
+    let rules = unwrap_rules(compile_configured("[[sandbox]]\nid = \"s\"\npolicies = [\"own\"]\n", &[own]));
+    let ended = TimedState { ended: [SandboxId::parse("s").unwrap()].into(), ..TimedState::default() };
+    let after = rules.with_timed_state(&ended, 9).unwrap();
+    assert_eq!((after.generation(), allowed(&rules, "s", "https://a.example/", 0).generation()), (9, 0));
+    assert_eq!(decide_attempt(&after, "s", "https://a.example/"), Err(SandboxEnded));
+    assert_eq!(decide_attempt(&rules, "s", "https://a.example/").as_deref(), Ok("web"));
 }
