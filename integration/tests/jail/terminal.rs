@@ -126,17 +126,15 @@ fn a_shell_inside_has_jobs_of_its_own() {
 #[test]
 fn an_editor_and_an_interpreter_work_and_lines_of_ours_wait() {
     let scene = JailScene::new(RunAs::User);
-    let vim = format!("{} -- vim -u NONE file\n", scene.run_arguments().join(" "));
+    // A command given to vim, not typed: what is typed while it starts may be lost.
+    let job = "call job_start(['sh', '-c', 'curl -s https://denied.example/; touch asked'])";
+    let vim = format!("{} -- vim -u NONE -c \"{job}\" file\n", scene.run_arguments().join(" "));
     let screen = type_steps(
         &scene,
         &[
             json!(["see", "out> "]),
             json!(["type", vim]),
             json!(["see", "New"]),
-            json!([
-                "type",
-                ":call job_start(['sh', '-c', 'curl -s https://denied.example/; touch asked'])\r"
-            ]),
             json!(["wait", "test -e asked"]),
             json!(["type", "ihello\u{1b}:wq\r"]),
             json!(["see", "written", "denied denied.example", "exit status 0", "out> "]),
