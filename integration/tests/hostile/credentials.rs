@@ -207,3 +207,15 @@ fn p11_an_encoded_answer_cannot_be_searched_and_is_withheld() {
         .filter(|(name, _)| name.eq_ignore_ascii_case("accept-encoding"));
     assert_eq!(asked.map(|(_, value)| value.as_str()).collect::<Vec<_>>(), ["identity"]);
 }
+
+#[test]
+fn p11_a_value_that_only_sandbar_may_send_does_not_leave() {
+    let scene = CredentialScene::new();
+    for (host, origin, line) in [("b.test", &scene.other, "GET /x"), ("a.test", &scene.bound, "POST /v1/x")] {
+        let answer =
+            scene.send_request(host, origin, line, &format!("X-Data: {SECRET}\r\nContent-Length: 0\r\n"));
+        scene.world.assert_refused(line, &answer, 403, "credential_leaving");
+        assert!(origin.requests().is_empty(), "{line}: nothing arrived");
+    }
+    assert!(!scene.log_text().contains(SECRET));
+}

@@ -147,9 +147,10 @@ impl Departure {
         let priced = self.inspection.price_head(head).await;
         let bits = priced.bits;
         self.charges.charge(UsageKind::HeaderBits, bits).await?;
-        priced.learn();
         metrics::count_header_bits(bits);
-        self.inspection.note_bits(bits, record).await
+        self.inspection.note_bits(bits, record).await?;
+        priced.learn(); // last: what is refused must not make later requests cheaper
+        Ok(())
     }
 
     /// Counts and charges what is received.
