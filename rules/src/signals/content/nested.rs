@@ -5,7 +5,9 @@ use super::gzip_parts::GzipParts;
 use super::view::View;
 use crate::signals::Encoding;
 use crate::signals::decode::Trouble;
-use crate::signals::decode::alphabet::{HEAD, MAX_PHASES, PhaseDecoder, base64_flavour, phases};
+use crate::signals::decode::alphabet::{
+    HEAD, MAX_PHASES, PhaseDecoder, base64_flavour, is_compressed, phases,
+};
 use crate::signals::decode::compressed::{Inflater, Magic, magic};
 use crate::signals::decode::escapes::{Escape, EscapeSyntax, MAX_ESCAPE, SYNTAXES};
 use crate::signals::decode::runs::{BASE32_LOWER, BASE32_UPPER, BASE64, HEX, RunEvent, RunTracker, has_run};
@@ -16,6 +18,8 @@ const ESCAPE_REACH: usize = 256;
 const PIECE: usize = 4096;
 /// Line breaks and incomplete groups beside a match in a run.
 const RUN_SLACK: usize = 24;
+/// Comes between decoded runs: in no alphabet.
+const RUN_END: u8 = 0;
 /// Headers of a compressed block beside a match in it.
 pub(super) const BLOCK_SLACK: usize = 512;
 
@@ -76,6 +80,7 @@ impl Nested {
             escapes.feed(bytes, self.offset, &self.history, around, shared);
         }
         self.feed_runs(bytes, around, shared);
+        self.flush_runs(around, shared);
         self.offset += bytes.len() as u64;
         let kept = (ESCAPE_REACH - bytes.len().min(ESCAPE_REACH)).min(self.history.len());
         self.history.drain(..self.history.len() - kept);
@@ -89,6 +94,13 @@ impl Nested {
         self.escapes.iter_mut().for_each(|escapes| escapes.finish(shared));
         let Nested { base64_runs, base64, others, .. } = self;
         base64_runs.finish(&mut |event| pass_event(event, base64, others, around, shared));
+        self.flush_runs(around, shared);
+    }
+
+    /// Feeds what the runs decoded to: between two pieces, everything is looked at.
+    fn flush_runs(&mut self, around: &[Encoding], shared: &mut Shared) {
+        self.base64.flush(around, shared);
+        self.others.iter_mut().for_each(|(_, decoder)| decoder.flush(around, shared));
     }
 
     fn feed_runs(&mut self, bytes: &[u8], around: &[Encoding], shared: &mut Shared) {
@@ -157,13 +169,48 @@ struct RunDecoder {
     head: Vec<u8>,
     /// Characters and line breaks of the run so far.
     length: usize,
-    views: [Option<(PhaseDecoder, View)>; MAX_PHASES],
+    phases: [Option<OpenPhase>; MAX_PHASES],
+    /// Short runs that ended, decoded, by the alphabet: a view for each alone would cost far more than its content.
+    batches: Vec<(Encoding, Vec<u8>)>,
+}
+
+/// A long run, decoded from one of its phases on.
+struct OpenPhase {
+    decoder: PhaseDecoder,
+    view: View,
+    /// What is decoded and not yet fed to the view: lines may be short.
+    buffer: Vec<u8>,
+}
+
+impl OpenPhase {
+    fn decode(&mut self, text: &[u8], shared: &mut Shared) {
+        for piece in text.chunks(PIECE) {
+            self.decoder.decode(piece, &mut self.buffer);
+            if self.buffer.len() >= PIECE {
+                self.flush(shared);
+            }
+        }
+    }
+
+    fn flush(&mut self, shared: &mut Shared) {
+        if !self.buffer.is_empty() && shared.charge(self.buffer.len()) {
+            self.view.feed(&self.buffer, shared);
+        }
+        self.buffer.clear();
+    }
 }
 
 impl RunDecoder {
     fn new(encoding: Encoding) -> RunDecoder {
-        let views = [const { None }; MAX_PHASES];
-        RunDecoder { encoding, is_inside: false, is_open: false, head: Vec::new(), length: 0, views }
+        RunDecoder {
+            encoding,
+            is_inside: false,
+            is_open: false,
+            head: Vec::new(),
+            length: 0,
+            phases: [const { None }; MAX_PHASES],
+            batches: Vec::new(),
+        }
     }
 
     fn take(&mut self, event: RunEvent, around: &[Encoding], shared: &mut Shared) {
@@ -176,28 +223,23 @@ impl RunDecoder {
             }
             RunEvent::Bytes(bytes) => {
                 self.length += bytes.len();
-                let (head, rest) = match self.is_open {
-                    true => (0, bytes),
-                    false => {
-                        let head = bytes.len().min(HEAD - self.head.len());
-                        (head, bytes.get(head..).unwrap_or_default())
-                    }
-                };
-                self.head.extend_from_slice(bytes.get(..head).unwrap_or_default());
+                let missing = if self.is_open { 0 } else { HEAD - self.head.len() };
+                let (head, rest) = bytes.split_at(bytes.len().min(missing));
+                self.head.extend_from_slice(head);
                 if !self.is_open && self.head.len() == HEAD {
                     self.open(around, shared);
                 }
-                if self.is_open {
-                    self.decode(rest, shared);
-                }
+                self.phases.iter_mut().flatten().for_each(|phase| phase.decode(rest, shared));
             }
             RunEvent::Break => self.length += 1,
             RunEvent::End => {
                 if !self.is_open {
-                    self.open(around, shared);
+                    self.end_short(around, shared);
                 }
-                for (_, view) in self.views.iter_mut().filter_map(Option::take) {
-                    shared.close_view(view);
+                for mut phase in self.phases.iter_mut().filter_map(Option::take) {
+                    phase.flush(shared);
+                    shared.give_back(phase.buffer);
+                    shared.close_view(phase.view);
                 }
                 self.is_inside = false;
             }
@@ -207,30 +249,63 @@ impl RunDecoder {
     /// Opens a view for each phase that may yield content, and decodes what came so far.
     fn open(&mut self, around: &[Encoding], shared: &mut Shared) {
         self.is_open = true;
-        let is_base64 = self.encoding == Encoding::Base64;
-        let encoding = if is_base64 { base64_flavour(&self.head) } else { self.encoding };
+        let encoding = self.flavour();
         for (phase, is_wanted) in phases(encoding, &self.head).into_iter().enumerate() {
-            if is_wanted {
-                let view = shared.open_view(around, encoding);
-                self.views[phase] = view.map(|view| (PhaseDecoder::new(encoding, phase), view));
+            let view = if is_wanted { shared.open_view(around, encoding) } else { None };
+            if let Some(view) = view {
+                let decoder = PhaseDecoder::new(encoding, phase);
+                let mut open = OpenPhase { decoder, view, buffer: shared.buffer() };
+                open.decode(&self.head, shared);
+                self.phases[phase] = Some(open);
             }
         }
-        let head = std::mem::take(&mut self.head);
-        self.decode(&head, shared);
-        self.head = head;
     }
 
-    fn decode(&mut self, text: &[u8], shared: &mut Shared) {
-        for (decoder, view) in self.views.iter_mut().flatten() {
-            for piece in text.chunks(PIECE) {
-                let mut buffer = shared.buffer();
-                decoder.decode(piece, &mut buffer);
-                if shared.charge(buffer.len()) {
-                    view.feed(&buffer, shared);
+    /// Decodes a run that ended within its head.
+    fn end_short(&mut self, around: &[Encoding], shared: &mut Shared) {
+        if is_compressed(self.encoding, &self.head) {
+            // Compression shows at the beginning of a view.
+            return self.open(around, shared);
+        }
+        let encoding = self.flavour();
+        for (phase, is_wanted) in phases(encoding, &self.head).into_iter().enumerate() {
+            if is_wanted {
+                let at = self.batches.iter().position(|(other, _)| *other == encoding);
+                let at = at.unwrap_or_else(|| {
+                    self.batches.push((encoding, shared.buffer()));
+                    self.batches.len() - 1
+                });
+                if let Some((_, batch)) = self.batches.get_mut(at) {
+                    PhaseDecoder::new(encoding, phase).decode(&self.head, batch);
+                    batch.push(RUN_END);
                 }
-                shared.give_back(buffer);
             }
         }
+        if self.batches.iter().any(|(_, batch)| batch.len() >= PIECE) {
+            self.flush_batches(around, shared);
+        }
+    }
+
+    /// Feeds what is decoded to the views.
+    fn flush(&mut self, around: &[Encoding], shared: &mut Shared) {
+        self.phases.iter_mut().flatten().for_each(|phase| phase.flush(shared));
+        self.flush_batches(around, shared);
+    }
+
+    fn flush_batches(&mut self, around: &[Encoding], shared: &mut Shared) {
+        for (encoding, batch) in self.batches.drain(..) {
+            if let Some(mut view) = shared.open_view(around, encoding) {
+                if shared.charge(batch.len()) {
+                    view.feed(&batch, shared);
+                }
+                shared.close_view(view);
+            }
+            shared.give_back(batch);
+        }
+    }
+
+    fn flavour(&self) -> Encoding {
+        if self.encoding == Encoding::Base64 { base64_flavour(&self.head) } else { self.encoding }
     }
 
     fn undecided(&self) -> usize {
@@ -240,12 +315,13 @@ impl RunDecoder {
         if !self.is_open {
             return self.length + RUN_SLACK;
         }
-        let held =
-            self.views.iter().flatten().map(|(decoder, view)| match view.undecided() + decoder.pending() {
+        let held = self.phases.iter().flatten().map(|phase| {
+            match phase.view.undecided() + phase.decoder.pending() {
                 0 => 0,
                 // Two characters for each byte at most, and some of them break lines.
                 undecided => undecided * 2 + undecided / 8 + RUN_SLACK,
-            });
+            }
+        });
         held.max().unwrap_or_default().min(self.length + RUN_SLACK)
     }
 }

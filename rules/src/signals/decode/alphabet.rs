@@ -141,9 +141,20 @@ pub(crate) fn base64_flavour(head: &[u8]) -> Encoding {
     if memchr::memchr2(b'-', b'_', head).is_some() { Encoding::Base64Url } else { Encoding::Base64 }
 }
 
+/// Returns whether a run begins like content that is compressed.
+pub(crate) fn is_compressed(encoding: Encoding, head: &[u8]) -> bool {
+    match bits_each(encoding) {
+        4 => head.get(..4).is_some_and(|magic| {
+            magic.eq_ignore_ascii_case(b"1f8b")
+                || magic.starts_with(b"78") && CLASS[usize::from(magic[2])] & HEX != 0
+        }),
+        5 => false,
+        _ => head.starts_with(b"H4sI") || is_zlib_base64(head),
+    }
+}
+
 fn base64_phases(head: &[u8]) -> [bool; MAX_PHASES] {
-    let is_compressed = head.starts_with(b"H4sI") || is_zlib_base64(head);
-    let mut phases = u8::from(head.len() >= LONG || is_compressed);
+    let mut phases = u8::from(head.len() >= LONG || is_compressed(Encoding::Base64, head));
     let (blocks, _) = head.as_chunks::<BLOCK>();
     let at = |index: usize| blocks.get(index).map_or(0, ascii_phases);
     // Of two blocks in a row one has an odd index.
@@ -181,11 +192,7 @@ fn is_zlib_base64(head: &[u8]) -> bool {
 
 fn hex_phases(head: &[u8]) -> [bool; MAX_PHASES] {
     const ROW: usize = 3 * BLOCK;
-    let is_compressed = head.get(..4).is_some_and(|magic| {
-        magic.eq_ignore_ascii_case(b"1f8b")
-            || magic.starts_with(b"78") && CLASS[usize::from(magic[2])] & HEX != 0
-    });
-    let mut phases = [head.len() >= LONG || is_compressed, false, false, false];
+    let mut phases = [head.len() >= LONG || is_compressed(Encoding::Hex, head), false, false, false];
     let mut ascii = [0, 0];
     for (at, byte) in head.iter().enumerate() {
         // A high digit of 2 to 7 begins a printable character; white space adds 0.

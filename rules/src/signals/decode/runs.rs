@@ -1,8 +1,9 @@
 //! Runs of the characters of an encoding, found in pieces.
 //!
-//! A run of `min` characters covers every `min`th position, so the search looks at few bytes of ordinary text: it tests
-//! the last position of a window and walks left from it; the first character outside the alphabet ends the walk and
-//! begins the next window.
+//! The search for a run takes whole words of eight bytes at a time, without a branch for each byte: a run of 24
+//! characters contains two such words in a row, and ordinary text has few.
+
+use std::ops::Range;
 
 /// Bits of [`CLASS`].
 pub(crate) const BASE64: u8 = 1;
@@ -164,23 +165,18 @@ impl RunTracker {
         sink: &mut impl FnMut(RunEvent),
     ) -> &'a [u8] {
         let mut start = 0;
-        while let Some(window) = bytes.get(start..start + self.min) {
-            if let Some(gap) = window.iter().rposition(|byte| !self.holds(*byte)) {
-                start += gap + 1;
-                continue;
-            }
-            let rest = bytes.get(start..).unwrap_or_default();
-            let (run, after) = rest.split_at(run_length(rest, self.mask));
-            match after.first() {
-                Some(end) if !b"\r\n".contains(end) && is_plain(run) => start += run.len() + 1,
+        while let Some(found) = self.next_run(bytes, start) {
+            let run = bytes.get(found.clone()).unwrap_or_default();
+            match bytes.get(found.end) {
+                Some(end) if !b"\r\n".contains(end) && is_plain(run) => start = found.end,
                 _ => {
                     self.state = RunState::Inside;
                     sink(RunEvent::Begin);
-                    return rest;
+                    return bytes.get(found.start..).unwrap_or_default();
                 }
             }
         }
-        let tail = bytes.get(start..).unwrap_or_default();
+        let tail = bytes.get(start.max(bytes.len().saturating_sub(self.min - 1))..).unwrap_or_default();
         let from = tail.iter().rposition(|byte| !self.holds(*byte)).map_or(0, |gap| gap + 1);
         let carry = tail.get(from..).unwrap_or_default();
         if let Some(free) = self.carry.get_mut(..carry.len()) {
@@ -188,6 +184,24 @@ impl RunTracker {
         }
         self.carried = carry.len();
         &[]
+    }
+
+    /// Returns the first run of `min` characters or more that begins at `start` or later.
+    fn next_run(&self, bytes: &[u8], mut start: usize) -> Option<Range<usize>> {
+        if self.mask == BASE64 && self.min >= MIN_WORDS_RUN {
+            return next_base64_run(bytes, start, self.min);
+        }
+        // A run covers every `min`th position: from the last position of a window, walk left to the first gap.
+        loop {
+            let window = bytes.get(start..start + self.min)?;
+            match window.iter().rposition(|byte| !self.holds(*byte)) {
+                Some(gap) => start += gap + 1,
+                None => {
+                    let length = run_length(bytes.get(start..).unwrap_or_default(), self.mask);
+                    return Some(start..start + length);
+                }
+            }
+        }
     }
 
     fn pass<'a>(&mut self, bytes: &'a [u8], sink: &mut impl FnMut(RunEvent)) -> &'a [u8] {
@@ -206,6 +220,72 @@ impl RunTracker {
         }
         rest
     }
+}
+
+/// How many bytes the search for runs of base64 tests at a time, in two words.
+const BLOCK: usize = 16;
+const WORD: usize = BLOCK / 2;
+/// A run so long contains a whole word, wherever it begins.
+const MIN_WORDS_RUN: usize = 2 * WORD - 1;
+
+/// Returns the first run of `min` characters of base64 or more that begins at `start` or later.
+///
+/// `min` is [`MIN_WORDS_RUN`] at least; one word longer, and a run contains two whole words in a row. Ordinary text has
+/// few of either, so that one branch for each block suffices.
+fn next_base64_run(bytes: &[u8], mut start: usize, min: usize) -> Option<Range<usize>> {
+    let needs_two = min >= MIN_WORDS_RUN + WORD;
+    'search: loop {
+        let rest = bytes.get(start..).unwrap_or_default();
+        let mut previous = false;
+        for (index, block) in rest.chunks(BLOCK).enumerate() {
+            let [first, second] = whole_words(block);
+            let is_candidate = if needs_two { first & (previous | second) } else { first | second };
+            previous = second;
+            if !is_candidate {
+                continue;
+            }
+            let whole = start + index * BLOCK + if first { 0 } else { WORD };
+            let before = bytes.get(start..whole).unwrap_or_default();
+            let begin = start + before.iter().rposition(|byte| !is_base64(*byte)).map_or(0, |gap| gap + 1);
+            let length = run_length(bytes.get(begin..).unwrap_or_default(), BASE64);
+            if length >= min {
+                return Some(begin..begin + length);
+            }
+            start = begin + length + 1;
+            continue 'search;
+        }
+        return None;
+    }
+}
+
+/// Returns which of the two words of a block are of base64 characters alone. In a form that compilers turn into vector
+/// instructions. What a short block lacks is none.
+#[inline(always)]
+fn whole_words(block: &[u8]) -> [bool; 2] {
+    let block = match block.first_chunk::<BLOCK>() {
+        Some(block) => *block,
+        None => {
+            let mut padded = [0; BLOCK];
+            padded.iter_mut().zip(block).for_each(|(place, byte)| *place = *byte);
+            padded
+        }
+    };
+    let mut outside = [0; BLOCK];
+    for (flag, byte) in outside.iter_mut().zip(block) {
+        *flag = if is_base64(byte) { 0 } else { u8::MAX };
+    }
+    let both = u128::from_le_bytes(outside);
+    [both as u64 == 0, both >> 64 == 0]
+}
+
+/// The same as [`CLASS`], without a table.
+#[inline(always)]
+fn is_base64(byte: u8) -> bool {
+    ((byte | 0x20).wrapping_sub(b'a') < 26)
+        | (byte.wrapping_sub(b'/') < 11)
+        | (byte == b'+')
+        | (byte == b'-')
+        | (byte == b'_')
 }
 
 /// Returns whether `bytes` has a run of `min` characters of an alphabet.
@@ -280,7 +360,27 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_arithmetic_is_that_of_the_table() {
+        for byte in 0..=255 {
+            assert_eq!(is_base64(byte), CLASS[usize::from(byte)] & BASE64 != 0, "{byte}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn words_find_what_windows_find(text in "(([a-z]{0,30}|[a-z]{14,26})[ -]){0,12}", start in 0..20_usize) {
+            let bytes = text.as_bytes();
+            for min in [15, 16, 22, 23, 24] {
+                let mut runs = bytes.get(start..).unwrap_or_default().split(|byte| *byte == b' ');
+                let long = runs.find(|run| run.len() >= min);
+                let found = next_base64_run(bytes, start, min);
+                let expected = long.map(|run| run.as_ptr() as usize - bytes.as_ptr() as usize);
+                prop_assert_eq!(found.as_ref().map(|found| found.start), expected, "{}", min);
+                prop_assert_eq!(found.map(|found| found.len()), long.map(<[u8]>::len));
+            }
+        }
+
         #[test]
         fn runs_do_not_depend_on_pieces(text in "[a-d \n=]{0,60}", cut in any::<prop::sample::Index>()) {
             let (first, second) = text.as_bytes().split_at(cut.index(text.len() + 1));
