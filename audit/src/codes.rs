@@ -46,6 +46,7 @@ codes! {
         AnswerUnchecked "answer_unchecked" "The answer of a memory service could not be checked and was withheld.";
         Beacon "beacon" "A sandbox calls a host at regular intervals with small requests that are alike.";
         CanaryUsed "canary_used" "A canary left or tried to: a value that no honest program sends.";
+        ContentUnsearched "content_unsearched" "A part of what a sandbox sent could not be searched: its coding is corrupt, cut, or too costly to decode.";
         CredentialEchoed "credential_echoed" "An origin server sent an injected credential back; it was masked.";
         CredentialLeaving "credential_leaving" "A sandbox tried to send the value of a credential that only Sandbar may send.";
         DnsBudgetExhausted "dns_budget_exhausted" "A sandbox has used up the DNS bits of a rule or its own.";

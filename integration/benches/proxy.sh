@@ -68,6 +68,9 @@ upstreams = ["127.0.0.1:9"]
 [[dns.host]]
 name = "a.example"
 addresses = ["127.0.0.1"]
+[[dns.host]]
+name = "b.example"
+addresses = ["127.0.0.1"]
 [[listener]]
 mode = "explicit"
 bind = ["127.0.0.1:3003"]
@@ -84,11 +87,30 @@ name = "plain"
 hosts = ["a.example:8080"]
 resolves_to = ["127.0.0.0/8"]
 [[allow]]
+name = "uninspected"
+hosts = ["b.example:8080"]
+resolves_to = ["127.0.0.0/8"]
+inspect = false
+signals = { secrets = "off", canaries = "off", memory_flow = "off", headers = "off", url = "off", body = "off" }
+[[allow]]
 name = "bytes"
 hosts = ["a.example"]
 tcp = [8081]
 resolves_to = ["127.0.0.0/8"]
 C
+# A small request as SDKs send it: 1 KiB of JSON and 15 fields. And 64 MiB of text.
+for host in direct a b; do
+    to=http://$host.example:8080; [ "$host" != direct ] || to=
+    cat > "$dir/small-$host.lua" <<C
+local body = '{"text":"' .. string.rep("a plain word ", 78) .. '"}'
+local fields = { Host = "${host/direct/a}.example:8080", ["Content-Type"] = "application/json" }
+for at = 1, 12 do fields["X-Field-" .. at] = "value of field " .. at end
+request = function() return wrk.format("POST", "$to/small", fields, body) end
+C
+done
+awk 'BEGIN { while (at++ < 64 * 1048576 / 60) print "Every line of this text is unlike the last, " at * 7919 % 99991 " times." }' | head -c 67108864 > "$dir/64m"
+sed -i 's|listen 127.0.0.1:8080;|listen 127.0.0.1:8080; client_max_body_size 100m; location /small { return 204; } location /sink { proxy_pass http://127.0.0.1:8082; }|' "$dir/nginx.conf"
+sed -i 's|^  server {|  server { listen 127.0.0.1:8082; client_max_body_size 100m; location / { return 204; } }\n&|' "$dir/nginx.conf"
 sed -i 's/listen 127.0.0.1:8080;/listen 127.0.0.1:8080; listen 127.0.0.1:8081;/' "$dir/nginx.conf"
 cat > "$dir/absolute.lua" <<'C'
 request = function() return wrk.format("GET", "http://a.example:8080/1k", { Host = "a.example:8080" }) end
@@ -135,3 +157,28 @@ echo
 echo "1 GB through CONNECT: Gbit/s, CPU seconds of the proxy"
 bulk direct "${pids[0]}" ""
 bulk sandbar "$sandbar" http://127.0.0.1:3003
+
+# Alternating turns in one run, so that what else the machine does falls on both alike. One connection: latency.
+turns=5
+small() { # host: microseconds of each request, the best of this turn
+    local port=3003 said; [ "$1" != direct ] || port=8080
+    said=$(wrk -t1 -c1 -d1s -s "$dir/small-$1.lua" "http://127.0.0.1:$port/")
+    grep -q 'Non-2xx' <<< "$said" && { echo "$1 refused what it must allow: $said" >&2; exit 1; }
+    awk -v host="$1" '/Requests\/sec/ { printf "%s %.1f\n", host, 1e6 / $2 }' <<< "$said"
+}
+large() { # host: seconds for 64 MiB
+    local proxy=(-x http://127.0.0.1:3003) to=$1; [ "$1" != direct ] || { proxy=(); to=a; }
+    curl -sS -f -o /dev/null -w "$1 %{time_total}\n" "${proxy[@]}" --resolve "$to.example:8080:127.0.0.1" -T "$dir/64m" "http://$to.example:8080/sink"
+}
+echo
+echo "inspection, in $turns alternating turns: a request of 1 KiB and 15 fields kept alive on one connection; 64 MiB of text"
+small b > /dev/null # both kinds of request are known from now on
+small a > /dev/null
+for _ in $(seq "$turns"); do small direct; small a; small b; done > "$dir/small"
+for _ in $(seq "$turns"); do large direct; large a; large b; done > "$dir/large"
+for kind in small large; do
+    awk -v kind="$kind" '{ if (!($1 in best) || $2 < best[$1]) best[$1] = $2 } END {
+        if (kind == "small") printf "small: direct %.1f us, not inspected %.1f us, inspected %.1f us: %.1f us added, ratio %.2f (at most 15 us)\n", best["direct"], best["b"], best["a"], best["a"] - best["b"], best["a"] / best["b"]
+        else printf "64 MiB: direct %.2f GB/s, not inspected %.2f GB/s, inspected %.2f GB/s, ratio %.2f\n", 0.0671 / best["direct"], 0.0671 / best["b"], 0.0671 / best["a"], best["b"] / best["a"]
+    }' "$dir/$kind"
+done

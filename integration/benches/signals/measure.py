@@ -28,7 +28,7 @@ import samples
 DEADLINE = 220
 FIRST_PORT = 20_000
 WORKERS = {"benign": 3, "hostile": 4}
-CODES = ["beacon", "canary_used", "credential_leaving", "drip", "encoded_run", "field_novelty", "header_bits",
+CODES = ["beacon", "canary_used", "content_unsearched", "credential_leaving", "drip", "encoded_run", "field_novelty", "header_bits",
          "many_fields", "memory_flow", "secret_found", "sequence", "upload_ratio", "url_novelty", "user_agent_changed"]
 
 

@@ -329,6 +329,7 @@ fn the_signals_are_listed_with_what_governs_them() {
     };
     for (code, keys, default) in [
         ("canary_used", &["canaries"][..], "deny"),
+        ("content_unsearched", &["body", "headers", "url"], "flag"),
         ("credential_leaving", &[], "deny"),
         ("encoded_run", &["body", "headers", "url"], "flag"),
         ("memory_flow", &["memory_flow"], "flag"),

@@ -339,6 +339,28 @@ fn p11_flagged_decoys_do_not_hide_what_is_denied() {
 }
 
 #[test]
+fn p11_what_cannot_be_searched_says_so_and_is_no_way_past_a_denial() {
+    let decoys = [&b"."[..], &b"\x1f\x8b\x08\x08\0\0\0\0\0\0".repeat(200)].concat();
+    let corrupt = b"\x1f\x8b\x08\0\0\0\0\0\0\0\xff\xff\xff\xff".as_slice();
+    for (name, fields, body, why) in [
+        ("decoys of gzip", "", &decoys[..], "begin like gzip"),
+        ("corrupt gzip", "Content-Encoding: gzip\r\n", corrupt, "its compression is corrupt"),
+    ] {
+        let flagged = SignalScene::start("", "");
+        assert_eq!(flagged.post("/x", fields, body).status, 200, "{name}");
+        let finding = flagged.world.wait_for_record(0, "the finding", |record| record["class_uid"] == 2004);
+        assert_eq!(finding["finding_info"]["types"][0], "content_unsearched", "{finding}");
+        assert!(finding["message"].as_str().unwrap().contains(why), "{finding}");
+        for key in ["secrets", "body"] {
+            let strict = SignalScene::start("", &format!("[signals]\n{key} = \"deny\"\n"));
+            let answer = strict.post("/x", fields, body);
+            strict.world.assert_refused(name, &answer, 403, "signal_denied");
+            assert!(strict.origin.requests().is_empty(), "{name}");
+        }
+    }
+}
+
+#[test]
 fn p19_the_spelling_of_host_and_length_does_not_leave() {
     let scene = SignalScene::start("", "");
     let port = scene.origin.port();

@@ -5,9 +5,10 @@ use rules::signals::{Encoding, Signal, SignalCode, SignalMode, SignalPlace};
 use rules::{DomainName, Permit, Reason};
 
 /// Every signal, in the order of its code.
-pub(super) const SIGNALS: [SignalCode; 14] = [
+pub(super) const SIGNALS: [SignalCode; 15] = [
     SignalCode::Beacon,
     SignalCode::CanaryUsed,
+    SignalCode::ContentUnsearched,
     SignalCode::CredentialLeaving,
     SignalCode::Drip,
     SignalCode::EncodedRun,
@@ -38,6 +39,7 @@ pub(super) fn code(signal: SignalCode) -> FindingCode {
     match signal {
         SignalCode::Beacon => FindingCode::Beacon,
         SignalCode::CanaryUsed => FindingCode::CanaryUsed,
+        SignalCode::ContentUnsearched => FindingCode::ContentUnsearched,
         SignalCode::CredentialLeaving => FindingCode::CredentialLeaving,
         SignalCode::Drip => FindingCode::Drip,
         SignalCode::EncodedRun => FindingCode::EncodedRun,
@@ -61,6 +63,7 @@ pub(super) fn reason(signal: SignalCode) -> Reason {
         SignalCode::MemoryFlow => Reason::MemoryFlow,
         SignalCode::SecretFound => Reason::SecretFound,
         SignalCode::Beacon
+        | SignalCode::ContentUnsearched
         | SignalCode::Drip
         | SignalCode::EncodedRun
         | SignalCode::FieldNovelty
@@ -127,6 +130,7 @@ fn severity(code: SignalCode) -> FindingSeverity {
         SignalCode::CanaryUsed | SignalCode::CredentialLeaving => FindingSeverity::Critical,
         SignalCode::MemoryFlow | SignalCode::SecretFound => FindingSeverity::High,
         SignalCode::Beacon
+        | SignalCode::ContentUnsearched
         | SignalCode::Drip
         | SignalCode::EncodedRun
         | SignalCode::HeaderBits

@@ -21,7 +21,7 @@ use http::HeaderMap;
 use http::header::SET_COOKIE;
 use rules::Permit;
 use rules::ids::BankId;
-use rules::signals::settings::{BodyInspection, SignalKind, SignalTerms};
+use rules::signals::settings::BodyInspection;
 use rules::signals::shape::{RequestOutcome, ShapeObservation, ShapeThresholds};
 use rules::signals::{Signal, SignalMode};
 
@@ -139,7 +139,7 @@ impl Inspection {
     }
 
     fn mode(&self, signal: &Signal) -> SignalMode {
-        mode_of(self.permit.signals(), signal)
+        self.matchers.mode(self.permit.signals(), signal)
     }
 
     /// Prices the head of a request that leaves now; see [`SandboxSignals::price_request`].
@@ -227,12 +227,6 @@ impl Inspection {
     pub(crate) fn signals(&self) -> &Arc<SandboxSignals> {
         &self.signals
     }
-}
-
-/// Returns what a policy does about a signal.
-fn mode_of(terms: &SignalTerms, signal: &Signal) -> SignalMode {
-    let kind = SignalKind::of(signal.code, &signal.place);
-    kind.map_or(SignalMode::Deny, |kind| terms.mode(kind))
 }
 
 /// Milliseconds since the epoch.

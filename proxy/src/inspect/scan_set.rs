@@ -13,7 +13,7 @@ use rules::signals::canary::{self, Canary, CanaryScanner, CanarySet, CanaryShape
 use rules::signals::content::{BoxedMatcher, MatcherFactory};
 use rules::signals::flow::{FlowMatcher, FlowRules, FlowSnapshot, GUARANTEED_RUN};
 use rules::signals::secrets::{ExactValue, OwnPattern, PatternSet, SecretMatcher, SecretSettings};
-use rules::signals::settings::SignalKind;
+use rules::signals::settings::{SignalKind, SignalTerms};
 use rules::signals::{Signal, SignalCode, SignalMode, SignalPlace, ViewMatcher};
 use serde::{Deserialize, Serialize};
 
@@ -240,10 +240,23 @@ impl AttemptMatchers {
 
     /// Returns whether the rules deny content, other than by default.
     pub(super) fn denies_content(&self) -> bool {
-        let denies =
-            |kind| self.permit.as_ref().is_some_and(|permit| permit.signals().mode(kind) == SignalMode::Deny);
+        self.permit.as_ref().is_some_and(|permit| self.denies_content_by(permit.signals()))
+    }
+
+    fn denies_content_by(&self, terms: &SignalTerms) -> bool {
+        let denies = |kind| terms.mode(kind) == SignalMode::Deny;
         let canaries = !self.canaries.canaries().is_empty() && denies(SignalKind::Canaries);
         canaries || denies(SignalKind::Secrets) || (self.has_flow() && denies(SignalKind::MemoryFlow))
+    }
+
+    /// Returns what `terms` do about a signal. Where content is denied, what cannot be searched is denied too, or it
+    /// would be the way past the denial.
+    pub(super) fn mode(&self, terms: &SignalTerms, signal: &Signal) -> SignalMode {
+        if signal.code == SignalCode::ContentUnsearched && self.denies_content_by(terms) {
+            return SignalMode::Deny;
+        }
+        let kind = SignalKind::of(signal.code, &signal.place);
+        kind.map_or(SignalMode::Deny, |kind| terms.mode(kind))
     }
 
     fn may_receive(&self, bank: &BankId) -> bool {

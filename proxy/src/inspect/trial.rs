@@ -162,21 +162,21 @@ impl Trial {
     }
 
     fn describe(&self, signals: &[Signal]) -> Vec<TriedSignal> {
-        signals.iter().map(|signal| tried_signal(signal, &self.terms)).collect()
+        signals.iter().map(|signal| self.tried_signal(signal)).collect()
     }
-}
 
-fn tried_signal(signal: &Signal, terms: &SignalTerms) -> TriedSignal {
-    TriedSignal {
-        code: findings::code(signal.code).code(),
-        place: findings::place(&signal.place),
-        encodings: signal.encodings.iter().map(|encoding| findings::encoding_name(*encoding)).collect(),
-        what: signal.what.clone(),
-        value: signal.value,
-        threshold: signal.threshold,
-        key: SignalKind::of(signal.code, &signal.place).map(SignalKind::key),
-        verdict: super::mode_of(terms, signal).to_string(),
-        text: findings::describe(signal),
+    fn tried_signal(&self, signal: &Signal) -> TriedSignal {
+        TriedSignal {
+            code: findings::code(signal.code).code(),
+            place: findings::place(&signal.place),
+            encodings: signal.encodings.iter().map(|encoding| findings::encoding_name(*encoding)).collect(),
+            what: signal.what.clone(),
+            value: signal.value,
+            threshold: signal.threshold,
+            key: SignalKind::of(signal.code, &signal.place).map(SignalKind::key),
+            verdict: self.matchers.mode(&self.terms, signal).to_string(),
+            text: findings::describe(signal),
+        }
     }
 }
 

@@ -1,7 +1,5 @@
-//! What ordinary clients send, of every kind, and what an attacker sends to make the scanner slow.
-
-/// Size of each kind of content.
-pub(crate) const SIZE: usize = 4 << 20;
+//! What ordinary clients send, of every kind, and what an attacker sends to make the scanner slow. For the bench, and
+//! for the tests of the scanner's bounds.
 
 /// Source code, of which ordinary content is made.
 const SOURCE: [&str; 6] = [
@@ -79,78 +77,75 @@ impl Numbers {
 }
 
 /// Returns content of every kind that has no finding.
-pub(crate) fn contents() -> Vec<(&'static str, Vec<u8>)> {
+pub(crate) fn contents(size: usize) -> Vec<(&'static str, Vec<u8>)> {
     let mut numbers = Numbers(7);
     let source = SOURCE.concat();
     vec![
-        ("prose", fill(|| PROSE.concat())),
-        ("words", fill(|| words(&mut numbers))),
-        ("JSON", fill(|| json(&mut numbers))),
-        ("pretty JSON", fill(|| pretty_json(&mut numbers))),
-        ("source", fill(|| source.clone())),
-        ("source in JSON", fill(|| format!("{{\"role\":\"tool\",\"content\":{source:?}}},"))),
-        ("image in JSON", fill(|| image(&mut numbers))),
-        ("HTML", fill(|| html(&mut numbers))),
-        ("minified JS", fill(|| minified(&mut numbers))),
-        ("multipart", multipart(&mut numbers)),
-        ("logs", fill(|| log(&mut numbers))),
-        ("CSV", fill(|| csv(&mut numbers))),
-        ("random bytes", random(&mut numbers, SIZE)),
+        ("prose", repeat(size, || PROSE.concat())),
+        ("words", repeat(size, || words(&mut numbers))),
+        ("JSON", repeat(size, || json(&mut numbers))),
+        ("pretty JSON", repeat(size, || pretty_json(&mut numbers))),
+        ("source", repeat(size, || source.clone())),
+        ("source in JSON", repeat(size, || format!("{{\"role\":\"tool\",\"content\":{source:?}}},"))),
+        ("image in JSON", repeat(size, || image(&mut numbers))),
+        ("HTML", repeat(size, || html(&mut numbers))),
+        ("minified JS", repeat(size, || minified(&mut numbers))),
+        ("multipart", multipart(&mut numbers, size)),
+        ("logs", repeat(size, || log(&mut numbers))),
+        ("CSV", repeat(size, || csv(&mut numbers))),
+        ("random bytes", random(&mut numbers, size)),
     ]
 }
 
 /// Returns content that makes candidates, escapes, runs and streams as often as possible, without a finding.
-pub(crate) fn hostile() -> Vec<(&'static str, Vec<u8>)> {
+pub(crate) fn hostile(size: usize) -> Vec<(&'static str, Vec<u8>)> {
     let nested = "%2541%5cu0041&#92;u0041".to_owned() + &"QUJD".repeat(8) + "%20";
     let base64 = |text: &str| "QUJDREVGR0hJSktMTU5PUFFS".to_owned() + text;
     vec![
-        ("headers of tokens", fill(|| format!("eyJ{}.", "a".repeat(1000)))),
-        ("beginnings of tokens", fill(|| "eyJ.://a:b-----BEGIN A sk-SG.AKIA hf_SKa".to_owned())),
-        ("prefix storm", fill(|| "sk-".to_owned())),
-        ("prefix storm, words", fill(|| " sk-".to_owned())),
-        ("two-byte prefix storm", fill(|| "SK".to_owned())),
-        ("AWS pairs", fill(|| "AKIA0".to_owned())),
-        ("AWS names", fill(|| "AccessKey".to_owned())),
-        ("private keys without a key", fill(|| "-----BEGIN A PRIVATE KEY-----\nA: b\n".to_owned())),
+        ("headers of tokens", repeat(size, || format!("eyJ{}.", "a".repeat(1000)))),
+        ("beginnings of tokens", repeat(size, || "eyJ.://a:b-----BEGIN A sk-SG.AKIA hf_SKa".to_owned())),
+        ("prefix storm", repeat(size, || "sk-".to_owned())),
+        ("prefix storm, words", repeat(size, || " sk-".to_owned())),
+        ("two-byte prefix storm", repeat(size, || "SK".to_owned())),
+        ("AWS pairs", repeat(size, || "AKIA0".to_owned())),
+        ("AWS names", repeat(size, || "AccessKey".to_owned())),
+        ("private keys without a key", repeat(size, || "-----BEGIN A PRIVATE KEY-----\nA: b\n".to_owned())),
         (
             "private keys with headers",
-            fill(|| format!("-----BEGIN PRIVATE KEY-----\n{}", "A: \n".repeat(90))),
+            repeat(size, || format!("-----BEGIN PRIVATE KEY-----\n{}", "A: \n".repeat(90))),
         ),
-        ("addresses", fill(|| format!("a://{}:", "b".repeat(200)))),
-        ("addresses with passwords", fill(|| format!("a://{}", "b:".repeat(4)))),
-        ("OpenAI keys", fill(|| format!("sk-{}\n", "-sk".repeat(90)))),
-        ("all escapes", fill(|| nested.clone())),
-        ("escapes far apart", fill(|| format!("%41{}", " ".repeat(258)))),
-        ("percent storm", fill(|| "%41".to_owned())),
-        ("percent of percent", fill(|| "%2541".to_owned())),
-        ("HTML in HTML", fill(|| "&amp;amp;".to_owned())),
-        ("JSON escapes", fill(|| "\\\\\"\\u0041".to_owned())),
-        ("JSON and percent in turn", fill(|| "\\n%41&lt;".to_owned())),
-        ("broken escapes", fill(|| "&amx%4g\\q".to_owned())),
-        ("numeric HTML", fill(|| "&#99999999999".to_owned())),
-        ("short runs", fill(|| "41424344454647484950515253 ABCDEFGHIJKLMNOPQRSTUVWXYZ ".to_owned())),
-        ("short base64", fill(|| base64(" "))),
-        ("short base64, each phase", fill(|| base64("IQUJDREVGR0hJSktMTU5PUFFSxxaGVsbG8gd29ybGQgYWdhaW4."))),
-        ("hex", fill(|| "41424344454647484950515253".to_owned())),
-        ("hex of hex", fill(|| "3431343234333434".to_owned())),
-        ("base64 of base64", fill(|| "UVVKRFJFVkdSMGhKU2t0TVRVNVA".to_owned())),
-        ("runs in lines", fill(|| "QUJDREVGR0hJSktMTU5PUFFS\n".to_owned())),
-        ("gzip headers", b"\x1f\x8b\x08\0".repeat(SIZE / 4)),
+        ("addresses", repeat(size, || format!("a://{}:", "b".repeat(200)))),
+        ("addresses with passwords", repeat(size, || format!("a://{}", "b:".repeat(4)))),
+        ("OpenAI keys", repeat(size, || format!("sk-{}\n", "-sk".repeat(90)))),
+        ("all escapes", repeat(size, || nested.clone())),
+        ("escapes far apart", repeat(size, || format!("%41{}", " ".repeat(258)))),
+        ("percent storm", repeat(size, || "%41".to_owned())),
+        ("percent of percent", repeat(size, || "%2541".to_owned())),
+        ("HTML in HTML", repeat(size, || "&amp;amp;".to_owned())),
+        ("JSON escapes", repeat(size, || "\\\\\"\\u0041".to_owned())),
+        ("JSON and percent in turn", repeat(size, || "\\n%41&lt;".to_owned())),
+        ("broken escapes", repeat(size, || "&amx%4g\\q".to_owned())),
+        ("numeric HTML", repeat(size, || "&#99999999999".to_owned())),
+        ("short runs", repeat(size, || "41424344454647484950515253 ABCDEFGHIJKLMNOPQRSTUVWXYZ ".to_owned())),
+        ("short base64", repeat(size, || base64(" "))),
+        (
+            "short base64, each phase",
+            repeat(size, || base64("IQUJDREVGR0hJSktMTU5PUFFSxxaGVsbG8gd29ybGQgYWdhaW4.")),
+        ),
+        ("hex", repeat(size, || "41424344454647484950515253".to_owned())),
+        ("hex of hex", repeat(size, || "3431343234333434".to_owned())),
+        ("base64 of base64", repeat(size, || "UVVKRFJFVkdSMGhKU2t0TVRVNVA".to_owned())),
+        ("runs in lines", repeat(size, || "QUJDREVGR0hJSktMTU5PUFFS\n".to_owned())),
+        ("gzip headers", b"\x1f\x8b\x08\0".repeat(size / 4)),
     ]
 }
 
-/// Returns one kind of content.
-pub(crate) fn named(name: &str) -> Option<Vec<u8>> {
-    let mut all = contents().into_iter().chain(hostile());
-    all.find_map(|(other, content)| (other == name).then_some(content))
-}
-
-fn fill(mut part: impl FnMut() -> String) -> Vec<u8> {
-    let mut content = Vec::with_capacity(SIZE + 4096);
-    while content.len() < SIZE {
+fn repeat(size: usize, mut part: impl FnMut() -> String) -> Vec<u8> {
+    let mut content = Vec::new();
+    while content.len() < size {
         content.extend_from_slice(part().as_bytes());
     }
-    content.truncate(SIZE);
+    content.truncate(size);
     content
 }
 
@@ -222,9 +217,9 @@ fn minified(numbers: &mut Numbers) -> String {
     )
 }
 
-fn multipart(numbers: &mut Numbers) -> Vec<u8> {
+fn multipart(numbers: &mut Numbers, size: usize) -> Vec<u8> {
     let mut content = Vec::new();
-    while content.len() < SIZE {
+    while content.len() < size {
         let (name, file) = (numbers.word(), numbers.word());
         let head = format!(
             "--------------------------d74496d66958873e\r\nContent-Disposition: form-data; name=\"{name}\"; \
@@ -234,7 +229,7 @@ fn multipart(numbers: &mut Numbers) -> Vec<u8> {
         content.extend(random(numbers, 100_000));
         content.extend_from_slice(b"\r\n");
     }
-    content.truncate(SIZE);
+    content.truncate(size);
     content
 }
 

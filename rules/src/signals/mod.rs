@@ -33,6 +33,8 @@ pub enum SignalCode {
     Beacon,
     /// A canary leaves.
     CanaryUsed,
+    /// A part of what leaves could not be searched: it is too costly to decode, or corrupt.
+    ContentUnsearched,
     /// A value that Sandbar itself injects leaves.
     CredentialLeaving,
     /// Small amounts that add up over minutes, hours or days.

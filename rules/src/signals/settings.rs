@@ -57,7 +57,7 @@ impl SignalKind {
             | SignalCode::UserAgentChanged => Some(SignalKind::Headers),
             SignalCode::Sequence | SignalCode::UrlNovelty => Some(SignalKind::Url),
             SignalCode::Beacon | SignalCode::UploadRatio => Some(SignalKind::Body),
-            SignalCode::Drip | SignalCode::EncodedRun => Some(by_place),
+            SignalCode::ContentUnsearched | SignalCode::Drip | SignalCode::EncodedRun => Some(by_place),
         }
     }
 

@@ -4,7 +4,7 @@
 //! reported, and attempts are bounded in number. A header may hide in the name field of another; both are read.
 
 use super::Shared;
-use super::nested::BLOCK_SLACK;
+use super::nested::{BLOCK_SLACK, BOMB};
 use super::view::View;
 use crate::signals::Encoding;
 use crate::signals::decode::Trouble;
@@ -81,7 +81,7 @@ impl GzipParts {
 
     fn start(&mut self, pieces: [&[u8]; 2], around: &[Encoding], shared: &mut Shared) {
         if shared.gzip_parts >= MAX_GZIP_PARTS {
-            shared.trouble.count(Trouble::Budget);
+            shared.give_up(Trouble::Budget, "too many parts of it begin like gzip");
             return;
         }
         shared.gzip_parts += 1;
@@ -102,7 +102,7 @@ impl GzipPart {
                 *view = open_view(around, shared);
             }
             match view {
-                Some(view) if shared.charge(piece.len()) => {
+                Some(view) if shared.charge_decompressed(piece.len()) => {
                     view.feed(piece, shared);
                     true
                 }
@@ -110,7 +110,7 @@ impl GzipPart {
             }
         });
         match result {
-            Err(trouble @ Trouble::Expansion) => shared.trouble.count(trouble),
+            Err(trouble @ Trouble::Expansion) => shared.give_up(trouble, BOMB),
             // The budget counts itself.
             Ok(()) | Err(Trouble::Budget | Trouble::Corrupt | Trouble::Truncated) => {}
         }
@@ -133,7 +133,7 @@ impl GzipPart {
 
 fn open_view(around: &[Encoding], shared: &mut Shared) -> Option<View> {
     if shared.open_gzip_parts >= MAX_OPEN_GZIP_PARTS {
-        shared.trouble.count(Trouble::Budget);
+        shared.give_up(Trouble::Budget, "too many parts of it are gzip at the same place");
         return None;
     }
     let view = shared.open_view(around, Encoding::Gzip)?;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 pub use self::gzip_parts::{MAX_GZIP_PARTS, MAX_OPEN_GZIP_PARTS};
 use self::view::View;
-use super::decode::{DecodeTrouble, MAX_DECODED, Trouble};
+use super::decode::{DecodeTrouble, MAX_DECOMPRESSED, Trouble};
 use super::{Encoding, Signal, SignalCode, SignalPlace, ViewMatcher};
 
 /// Most bytes that [`ContentScanner::undecided`] asks to hold back.
@@ -23,6 +23,12 @@ pub const MAX_UNDECIDED: usize = 64 * 1024;
 pub const MAX_SIGNALS: usize = 32;
 /// Most decoded views open at a time.
 pub const MAX_OPEN_VIEWS: usize = 48;
+/// Most work of decoding for each byte of content, in bytes that views take. Ordinary content needs up to three.
+pub const MAX_WORK: u64 = 8;
+/// Work that is free, so that small content may be anything.
+pub const FREE_WORK: u64 = 64 * 1024;
+/// What opening a view counts as, in bytes.
+const VIEW_WORK: u64 = 256;
 /// Most bytes of fields to look at together.
 const MAX_JOINED: usize = 4 * 1024;
 /// Comes between them: in no alphabet, and in no value of a field.
@@ -42,8 +48,8 @@ pub trait MatcherFactory: Send + Sync {
 /// Bounds of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScanLimits {
-    /// Decoded bytes, all views together.
-    pub decoded: u64,
+    /// Decompressed bytes, all views together.
+    pub decompressed: u64,
     /// Findings.
     pub signals: usize,
 }
@@ -59,12 +65,19 @@ pub struct ContentScanner {
 struct Shared {
     factory: Arc<dyn MatcherFactory>,
     limits: ScanLimits,
-    decoded: u64,
+    /// Bytes that came, raw and decompressed.
+    content: u64,
+    decompressed: u64,
+    /// Bytes that views took, and [`VIEW_WORK`] for each view.
+    work: u64,
     open: usize,
     /// Gzip headers followed, and how many of them have a view.
     gzip_parts: usize,
     open_gzip_parts: usize,
     trouble: DecodeTrouble,
+    /// Why a part of the content is not searched, once that is known.
+    unsearched: Option<&'static str>,
+    is_unsearched_reported: bool,
     /// Views that are not in use, by the depth of what they hold.
     pool: [Vec<View>; 3],
     /// Buffers that are not in use.
@@ -85,7 +98,7 @@ impl<F: Fn() -> Vec<BoxedMatcher> + Send + Sync> MatcherFactory for F {
 
 impl Default for ScanLimits {
     fn default() -> Self {
-        ScanLimits { decoded: MAX_DECODED, signals: MAX_SIGNALS }
+        ScanLimits { decompressed: MAX_DECOMPRESSED, signals: MAX_SIGNALS }
     }
 }
 
@@ -94,11 +107,15 @@ impl ContentScanner {
         let shared = Shared {
             factory,
             limits,
-            decoded: 0,
+            content: 0,
+            decompressed: 0,
+            work: 0,
             open: 0,
             gzip_parts: 0,
             open_gzip_parts: 0,
             trouble: DecodeTrouble::default(),
+            unsearched: None,
+            is_unsearched_reported: false,
             pool: Default::default(),
             buffers: Vec::new(),
             scratch: Vec::new(),
@@ -121,8 +138,10 @@ impl ContentScanner {
         self.raw.declare(encoding);
     }
 
-    /// Takes the next bytes and adds what they complete to `signals`.
+    /// Takes the next bytes and adds what they complete to `signals`. If a part of the content cannot be searched, for
+    /// its cost or its form, that is a signal too, once.
     pub fn feed(&mut self, bytes: &[u8], signals: &mut Vec<Signal>) {
+        self.shared.content += bytes.len() as u64;
         self.raw.feed(bytes, &mut self.shared);
         self.hand_over(signals);
     }
@@ -141,9 +160,10 @@ impl ContentScanner {
         signals: &mut Vec<Signal>,
     ) {
         self.raw.begin(&[], MIN_FIELD_RUN);
+        self.shared.content += bytes.len() as u64;
         self.raw.feed(bytes, &mut self.shared);
         self.raw.finish(&mut self.shared);
-        if !self.shared.found.is_empty() {
+        if !self.shared.found.is_empty() || self.shared.has_unsearched() {
             self.place = place();
             self.hand_over(signals);
         }
@@ -182,9 +202,10 @@ impl ContentScanner {
     ) {
         let seen = self.shared.seen.len();
         self.raw.begin(&[], MIN_FIELD_RUN);
+        self.shared.content += joined.len() as u64;
         self.raw.feed(joined, &mut self.shared);
         self.raw.finish(&mut self.shared);
-        if self.shared.found.is_empty() {
+        if self.shared.found.is_empty() && !self.shared.has_unsearched() {
             return;
         }
         self.shared.found.clear();
@@ -207,6 +228,17 @@ impl ContentScanner {
     }
 
     fn hand_over(&mut self, signals: &mut Vec<Signal>) {
+        if let Some(why) = self.shared.unsearched.filter(|_| self.shared.has_unsearched()) {
+            self.shared.is_unsearched_reported = true;
+            signals.push(Signal {
+                code: SignalCode::ContentUnsearched,
+                place: self.place.clone(),
+                encodings: Vec::new(),
+                what: format!("content that is not searched to its end, because {why},"),
+                value: 1,
+                threshold: 1,
+            });
+        }
         signals
             .extend(self.shared.found.drain(..).map(|signal| Signal { place: self.place.clone(), ..signal }));
     }
@@ -219,8 +251,11 @@ impl Shared {
 
     /// Opens a view for content in `encoding` within the encodings `around`, if the bounds allow another.
     fn open_view(&mut self, around: &[Encoding], encoding: Encoding) -> Option<View> {
-        if self.open >= MAX_OPEN_VIEWS || self.decoded >= self.limits.decoded {
-            self.trouble.count(Trouble::Budget);
+        if self.open >= MAX_OPEN_VIEWS {
+            self.give_up(Trouble::Budget, "too much is encoded in it at the same place");
+            return None;
+        }
+        if !self.charge_work(VIEW_WORK) {
             return None;
         }
         self.open += 1;
@@ -244,16 +279,39 @@ impl Shared {
         }
     }
 
-    /// Takes `bytes` from the budget of the request. Returns whether it allows them.
+    /// Takes decoded bytes from the budget of the request. Returns whether it allows them.
     fn charge(&mut self, bytes: usize) -> bool {
-        if self.decoded >= self.limits.decoded {
+        self.charge_work(bytes as u64)
+    }
+
+    /// The same for decompressed bytes, which are content like what came raw.
+    fn charge_decompressed(&mut self, bytes: usize) -> bool {
+        if self.decompressed >= self.limits.decompressed {
+            self.give_up(Trouble::Budget, "it decompresses to too much");
             return false;
         }
-        self.decoded += bytes as u64;
-        if self.decoded >= self.limits.decoded {
-            self.trouble.count(Trouble::Budget);
+        self.decompressed += bytes as u64;
+        self.content += bytes as u64;
+        self.charge_work(bytes as u64)
+    }
+
+    fn charge_work(&mut self, work: u64) -> bool {
+        if self.work >= FREE_WORK + self.content * MAX_WORK {
+            self.give_up(Trouble::Budget, "decoding it takes too long");
+            return false;
         }
+        self.work += work;
         true
+    }
+
+    /// Takes note that a part of the content is not searched.
+    fn give_up(&mut self, trouble: Trouble, why: &'static str) {
+        self.trouble.count(trouble);
+        self.unsearched.get_or_insert(why);
+    }
+
+    fn has_unsearched(&self) -> bool {
+        self.unsearched.is_some() && !self.is_unsearched_reported
     }
 
     fn buffer(&mut self) -> Vec<u8> {

@@ -14,6 +14,8 @@ use crate::signals::decode::runs::{BASE32_LOWER, BASE32_UPPER, BASE64, HEX, RunE
 
 /// How far around an escape its view reaches. A secret of which one character is escaped lies within.
 const ESCAPE_REACH: usize = 256;
+/// What replacing an escape counts as, in bytes that a view takes.
+const ESCAPE_WORK: usize = 8;
 /// How many characters are decoded at a time.
 const PIECE: usize = 4096;
 /// Line breaks and incomplete groups beside a match in a run.
@@ -22,6 +24,9 @@ const RUN_SLACK: usize = 24;
 const RUN_END: u8 = 0;
 /// Headers of a compressed block beside a match in it.
 pub(super) const BLOCK_SLACK: usize = 512;
+
+/// Why a stream is given up that yields far more than it has.
+pub(super) const BOMB: &str = "it expands like a bomb";
 
 /// Everything encoded in one view.
 pub(super) struct Nested {
@@ -335,13 +340,14 @@ struct Escapes {
     end: u64,
     /// An escape without its end.
     partial: Vec<u8>,
-    /// What is decoded and not yet fed to the view.
+    /// What is decoded and not yet fed to the view, and how many escapes are in it.
     buffer: Vec<u8>,
+    replaced: usize,
 }
 
 impl Escapes {
     fn new(syntax: EscapeSyntax) -> Escapes {
-        Escapes { syntax, view: None, begin: 0, end: 0, partial: Vec::new(), buffer: Vec::new() }
+        Escapes { syntax, view: None, begin: 0, end: 0, partial: Vec::new(), buffer: Vec::new(), replaced: 0 }
     }
 
     fn feed(&mut self, bytes: &[u8], offset: u64, history: &[u8], around: &[Encoding], shared: &mut Shared) {
@@ -444,6 +450,7 @@ impl Escapes {
             Escape::Incomplete | Escape::None => return,
         };
         self.end = begin + (length + ESCAPE_REACH) as u64;
+        self.replaced += 1;
         if self.buffer.len() >= PIECE {
             self.flush(shared);
         }
@@ -466,11 +473,12 @@ impl Escapes {
     fn flush(&mut self, shared: &mut Shared) {
         if let Some(view) = &mut self.view
             && !self.buffer.is_empty()
-            && shared.charge(self.buffer.len())
+            && shared.charge(self.buffer.len() + self.replaced * ESCAPE_WORK)
         {
             view.feed(&self.buffer, shared);
         }
         self.buffer.clear();
+        self.replaced = 0;
     }
 
     fn close(&mut self, shared: &mut Shared) {
@@ -490,13 +498,21 @@ impl Escapes {
     }
 }
 
+/// Whether a stream is one because the client says so. Else it only looks like one, and may be cut, as parts of an upload
+/// are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Declared,
+    Magic,
+}
+
 /// A view that is compressed as a whole.
 enum Compressed {
     /// The first bytes, too few to tell.
     Unknown(Vec<u8>),
     /// Compressed, as the caller said.
     Declared(Encoding),
-    Stream(Box<Inflater>, View),
+    Stream(Box<Inflater>, View, Origin),
     /// Not compressed, or at its end.
     No,
 }
@@ -507,7 +523,7 @@ impl Compressed {
             Compressed::No => {}
             Compressed::Declared(encoding) => {
                 let encoding = *encoding;
-                self.begin(encoding, true, around, shared);
+                self.begin(encoding, Origin::Declared, around, shared);
                 self.inflate(bytes, shared);
             }
             Compressed::Unknown(head) => {
@@ -519,8 +535,8 @@ impl Compressed {
                         *self = Compressed::Unknown(head);
                         return;
                     }
-                    Magic::Gzip => self.begin(Encoding::Gzip, false, around, shared),
-                    Magic::Zlib => self.begin(Encoding::Deflate, false, around, shared),
+                    Magic::Gzip => self.begin(Encoding::Gzip, Origin::Magic, around, shared),
+                    Magic::Zlib => self.begin(Encoding::Deflate, Origin::Magic, around, shared),
                     Magic::None => *self = Compressed::No,
                 }
                 self.inflate(head.get(..early).unwrap_or_default(), shared);
@@ -530,11 +546,13 @@ impl Compressed {
         }
     }
 
-    fn begin(&mut self, encoding: Encoding, is_declared: bool, around: &[Encoding], shared: &mut Shared) {
+    fn begin(&mut self, encoding: Encoding, origin: Origin, around: &[Encoding], shared: &mut Shared) {
         *self = match (encoding, shared.open_view(around, encoding)) {
-            (Encoding::Gzip | Encoding::Deflate, Some(view)) => {
-                Compressed::Stream(Box::new(Inflater::new(encoding, is_declared)), view)
-            }
+            (Encoding::Gzip | Encoding::Deflate, Some(view)) => Compressed::Stream(
+                Box::new(Inflater::new(encoding, origin == Origin::Declared)),
+                view,
+                origin,
+            ),
             (_, Some(view)) => {
                 shared.close_view(view);
                 Compressed::No
@@ -544,28 +562,34 @@ impl Compressed {
     }
 
     fn inflate(&mut self, bytes: &[u8], shared: &mut Shared) {
-        let Compressed::Stream(inflater, view) = self else { return };
+        let Compressed::Stream(inflater, view, origin) = self else { return };
         let result = inflater.feed(bytes, &mut |piece| {
-            let is_allowed = shared.charge(piece.len());
+            let is_allowed = shared.charge_decompressed(piece.len());
             if is_allowed {
                 view.feed(piece, shared);
             }
             is_allowed
         });
-        if let Err(trouble) = result {
-            shared.trouble.count(trouble);
+        match (result, *origin) {
+            // The budget counts itself.
+            (Ok(()) | Err(Trouble::Budget), _) => {}
+            (Err(trouble @ Trouble::Expansion), _) => shared.give_up(trouble, BOMB),
+            (Err(trouble), Origin::Declared) => shared.give_up(trouble, "its compression is corrupt"),
+            (Err(trouble), Origin::Magic) => shared.trouble.count(trouble),
         }
         if inflater.is_over()
-            && let Compressed::Stream(_, view) = std::mem::replace(self, Compressed::No)
+            && let Compressed::Stream(_, view, _) = std::mem::replace(self, Compressed::No)
         {
             shared.close_view(view);
         }
     }
 
     fn finish(&mut self, shared: &mut Shared) {
-        if let Compressed::Stream(inflater, view) = std::mem::replace(self, Compressed::No) {
-            if !inflater.is_complete() {
-                shared.trouble.count(Trouble::Truncated);
+        if let Compressed::Stream(inflater, view, origin) = std::mem::replace(self, Compressed::No) {
+            match (inflater.is_complete(), origin) {
+                (true, _) => {}
+                (false, Origin::Declared) => shared.give_up(Trouble::Truncated, "its compression ends early"),
+                (false, Origin::Magic) => shared.trouble.count(Trouble::Truncated),
             }
             shared.close_view(view);
         }
@@ -575,7 +599,7 @@ impl Compressed {
         match self {
             Compressed::Unknown(head) => head.len(),
             Compressed::Declared(_) | Compressed::No => 0,
-            Compressed::Stream(_, view) => match view.undecided() {
+            Compressed::Stream(_, view, _) => match view.undecided() {
                 0 => 0,
                 undecided => undecided * 2 + BLOCK_SLACK,
             },

@@ -2,11 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use miniz_oxide::deflate::compress_to_vec_zlib;
 use proptest::prelude::*;
 
 use super::*;
+
+#[path = "../../../benches/signals/corpora.rs"]
+mod corpora;
+
 use crate::signals::decode::compressed::tests::gzip;
 use crate::signals::secrets::tests::{known, samples};
 use crate::signals::secrets::{ExactValue, PatternSet, SecretMatcher, SecretSettings};
@@ -235,19 +240,19 @@ fn gzip_within_other_content_has_bounds() {
         ("empty blocks", [b".", &header[..], b"\0", &empty_blocks].concat()),
     ] {
         let mut scanner = scanner(SignalPlace::Body);
-        scanner.shared.limits.decoded = 4 << 20;
+        scanner.shared.limits.decompressed = 4 << 20;
         let found = scan(&mut scanner, &[&content, secret.as_bytes()]);
         assert!(finds(&found, what, &[]), "{name}: the raw view is scanned");
         assert_eq!(scanner.shared.gzip_parts, MAX_GZIP_PARTS, "{name}");
         assert!(scanner.trouble().over_budget > 0 && scanner.trouble().corrupt == 0, "{name}");
-        assert!(scanner.shared.decoded < 5 << 20, "{name}: {}", scanner.shared.decoded);
+        assert!(scanner.shared.work < 8 << 20, "{name}: {}", scanner.shared.work);
     }
     let mut scanner_ = scanner(SignalPlace::Body);
     scan(&mut scanner_, &[b".", &gzip(&vec![0; 16 << 20], 0)]);
     assert_eq!(scanner_.trouble(), DecodeTrouble { expansion: 1, ..DecodeTrouble::default() });
     let mut scanner_ = scanner(SignalPlace::Body);
     scan(&mut scanner_, &[b".\x1f\x8b\x08\0\0\0\0\0\0\0\xff\xff\xff\xff\xff"]);
-    assert!(scanner_.trouble().is_none(), "bytes that look like a header are no trouble");
+    assert!(scanner_.trouble() == DecodeTrouble::default(), "bytes that look like a header are no trouble");
 }
 
 #[test]
@@ -278,7 +283,7 @@ fn declared_encodings_are_decoded() {
     let mut scanner = scanner(SignalPlace::Body);
     scanner.declare(Encoding::Deflate);
     assert!(finds(&scan(&mut scanner, &[&raw]), what, &[Encoding::Deflate]));
-    assert!(scanner.trouble().is_none());
+    assert!(scanner.trouble() == DecodeTrouble::default());
 }
 
 #[test]
@@ -298,22 +303,114 @@ fn bad_compression_ends_quietly() {
     let mut scanner_ = scanner(SignalPlace::Body);
     scan(&mut scanner_, &[&gzip(&vec![0; 64 << 20], 0)]);
     assert_eq!(scanner_.trouble(), DecodeTrouble { expansion: 1, ..DecodeTrouble::default() });
-    assert!(scanner_.shared.decoded < 16 << 20);
+    assert!(scanner_.shared.work < 16 << 20);
 
     let mut scanner_ = scanner(SignalPlace::Body);
     scan(&mut scanner_, &[b"\x1f\x8b\x08\0\0\0\0\0\0\0\xff\xff\xff\xff\xff"]);
     assert_eq!(scanner_.trouble(), DecodeTrouble { corrupt: 1, ..DecodeTrouble::default() });
 }
 
+/// Counts what the views take.
+struct Counter(Arc<AtomicU64>);
+
+impl ViewMatcher for Counter {
+    fn feed(&mut self, bytes: &[u8], _found: &mut Vec<Signal>) {
+        self.0.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+    }
+
+    fn finish(&mut self, _found: &mut Vec<Signal>) {
+        self.0.fetch_add(VIEW_WORK, Ordering::Relaxed);
+    }
+
+    fn undecided(&self) -> usize {
+        0
+    }
+}
+
+/// Returns how much the views take for each byte of content, and the signals.
+fn work(content: &[u8], chunk: usize) -> (f64, Vec<Signal>) {
+    let count = Arc::new(AtomicU64::new(0));
+    let counted = count.clone();
+    let factory = move || vec![Box::new(Counter(counted.clone())) as BoxedMatcher];
+    let mut scanner = ContentScanner::new(SignalPlace::Body, Arc::new(factory), ScanLimits::default());
+    let mut signals = Vec::new();
+    content.chunks(chunk).for_each(|chunk| scanner.feed(chunk, &mut signals));
+    scanner.finish(&mut signals);
+    let free = if signals.is_empty() { 0 } else { FREE_WORK };
+    let work = count.load(Ordering::Relaxed).saturating_sub(free);
+    (work as f64 / content.len() as f64, signals)
+}
+
 #[test]
-fn budget_ends_decoding_but_not_the_raw_view() {
+fn ordinary_content_is_searched_to_its_end() {
+    for (name, content) in corpora::contents(200_000) {
+        let (work, signals) = work(&content, 16 * 1024);
+        assert!(work < 5.0, "{name}: {work}");
+        assert_eq!(signals, [], "{name}");
+    }
+}
+
+#[test]
+fn hostile_content_costs_bounded_work_or_says_so() {
+    let mut exceeded = 0;
+    for (name, content) in corpora::hostile(200_000) {
+        for chunk in [200, 16 * 1024] {
+            let (work, signals) = work(&content, chunk);
+            // The raw view is always searched; the last view may begin within the bound and end beyond it.
+            assert!(work < MAX_WORK as f64 + 2.0, "{name} by {chunk}: {work}");
+            let codes: Vec<SignalCode> = signals.iter().map(|signal| signal.code).collect();
+            assert!(codes.is_empty() || codes == [SignalCode::ContentUnsearched], "{name}: {signals:?}");
+            exceeded += usize::from(!codes.is_empty());
+        }
+    }
+    assert!(exceeded > 0, "nothing reaches the bound");
+}
+
+#[test]
+fn work_ends_decoding_but_not_the_raw_view() {
     let (what, secret) = samples().swap_remove(2);
+    let hostile = corpora::hostile(200_000).into_iter().find(|(name, _)| *name == "all escapes").unwrap().1;
     let mut scanner = scanner(SignalPlace::Body);
-    scanner.shared.limits.decoded = 1000;
-    let content = format!("{} {secret}", "QUJD".repeat(2000));
-    assert!(finds(&scan(&mut scanner, &[content.as_bytes()]), what, &[]));
+    let found = scan(&mut scanner, &[&hostile, format!(" {secret}").as_bytes()]);
+    assert!(finds(&found, what, &[]));
     assert!(scanner.trouble().over_budget > 0);
-    assert!(scanner.shared.decoded <= 1000 + 2 * 4096);
+}
+
+#[test]
+fn what_is_not_searched_is_a_signal() {
+    let text = b"some text that is compressed and cut, some text that is compressed and cut".repeat(20);
+    let good = gzip(&text, 0);
+    let cut = &good[..good.len() / 2];
+    let corrupt = b"\x1f\x8b\x08\0\0\0\0\0\0\0\xff\xff\xff\xff\xff".as_slice();
+    let bomb = gzip(&vec![0; 16 << 20], 0);
+    let decoys = b"\x1f\x8b\x08\x08\0\0\0\0\0\0".repeat(2 * MAX_GZIP_PARTS);
+    for (name, content, declared, expected) in [
+        ("a bomb", &bomb[..], None, Some("expands like a bomb")),
+        ("a declared bomb", &bomb, Some(Encoding::Gzip), Some("expands like a bomb")),
+        ("a bomb within", &[b".", &bomb[..]].concat(), None, Some("expands like a bomb")),
+        ("decoys", &[b".", &decoys[..]].concat(), None, Some("begin like gzip")),
+        ("a cut", cut, Some(Encoding::Gzip), Some("ends early")),
+        ("corrupt", corrupt, Some(Encoding::Gzip), Some("is corrupt")),
+        ("no deflate", b"\xff\xff\xff\xff", Some(Encoding::Deflate), Some("is corrupt")),
+        // Nobody says that these are compressed: a part of an upload is not an attack.
+        ("a part of a file", cut, None, None),
+        ("bytes that begin like gzip", corrupt, None, None),
+        ("text that begins like zlib", b"x^2 + y^2 = z^2", None, None),
+        ("good", &good, Some(Encoding::Gzip), None),
+        ("invalid UTF-8", &[0xff, 0xc0, 0x80, 0xed, 0xa0].repeat(1000), None, None),
+    ] {
+        for chunk in [1, 1000, usize::MAX] {
+            let mut scanner = scanner(SignalPlace::Body);
+            declared.into_iter().for_each(|encoding| scanner.declare(encoding));
+            let mut signals = Vec::new();
+            content.chunks(chunk).for_each(|chunk| scanner.feed(chunk, &mut signals));
+            scanner.finish(&mut signals);
+            let found = signals.iter().find(|signal| signal.code == SignalCode::ContentUnsearched);
+            let what = found.map(|signal| signal.what.as_str());
+            assert_eq!(what.is_some(), expected.is_some(), "{name} by {chunk}: {signals:?}");
+            assert!(what.unwrap_or_default().contains(expected.unwrap_or_default()), "{name}: {what:?}");
+        }
+    }
 }
 
 #[test]

@@ -11,10 +11,10 @@ pub use self::compressed::{FREE_EXPANSION, MAX_EXPANSION, MAX_MEMBERS};
 
 /// How many encodings deep content is decoded.
 pub const MAX_DEPTH: usize = 2;
-/// Decoded bytes per request, all views together.
-pub const MAX_DECODED: u64 = 64 << 20;
+/// Decompressed bytes per request, all views together.
+pub const MAX_DECOMPRESSED: u64 = 64 << 20;
 
-/// What did not decode, for the record of an attempt.
+/// What did not decode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecodeTrouble {
     /// Compressed streams that are corrupt.
@@ -23,7 +23,7 @@ pub struct DecodeTrouble {
     pub truncated: u32,
     /// Compressed streams that expand like a bomb.
     pub expansion: u32,
-    /// Runs and streams left undecoded because the request used up its budget or has too many views open.
+    /// Runs and streams left undecoded because the request used up a bound.
     pub over_budget: u32,
 }
 
@@ -37,11 +37,6 @@ pub(crate) enum Trouble {
 }
 
 impl DecodeTrouble {
-    /// Returns whether everything decoded.
-    pub fn is_none(&self) -> bool {
-        *self == DecodeTrouble::default()
-    }
-
     pub(crate) fn count(&mut self, trouble: Trouble) {
         let counter = match trouble {
             Trouble::Budget => &mut self.over_budget,
