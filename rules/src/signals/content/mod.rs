@@ -101,7 +101,13 @@ impl UndecidedTail {
     fn at_least(self, bytes: usize) -> usize {
         match self {
             UndecidedTail::Possible => bytes,
-            UndecidedTail::Begun => if bytes < MIN_BEGUN { 0 } else { bytes },
+            UndecidedTail::Begun => {
+                if bytes < MIN_BEGUN {
+                    0
+                } else {
+                    bytes
+                }
+            }
         }
     }
 }

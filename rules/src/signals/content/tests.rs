@@ -80,8 +80,15 @@ fn scan(scanner: &mut ContentScanner, pieces: &[&[u8]]) -> BTreeSet<Finding> {
     for piece in pieces {
         scanner.feed(piece, &mut signals);
         sent += piece.len();
-        assert!(scanner.undecided(UndecidedTail::Possible) <= MAX_UNDECIDED && scanner.shared.open <= MAX_OPEN_VIEWS);
-        assert!(scanner.undecided(UndecidedTail::Possible) <= sent, "{} of {sent}", scanner.undecided(UndecidedTail::Possible));
+        assert!(
+            scanner.undecided(UndecidedTail::Possible) <= MAX_UNDECIDED
+                && scanner.shared.open <= MAX_OPEN_VIEWS
+        );
+        assert!(
+            scanner.undecided(UndecidedTail::Possible) <= sent,
+            "{} of {sent}",
+            scanner.undecided(UndecidedTail::Possible)
+        );
     }
     scanner.finish(&mut signals);
     assert_eq!(scanner.shared.open, 0, "a view is left open");
@@ -430,9 +437,8 @@ fn nothing_of_a_secret_leaves_before_it_is_found() {
 fn a_pause_lets_out_less_than_a_begun_match() {
     for (what, secret) in samples() {
         for encoding in [None, Some(Encoding::Base64), Some(Encoding::Hex), Some(Encoding::JsonEscapes)] {
-            let encoded = |text: &str| {
-                encoding.map_or(text.as_bytes().to_vec(), |kind| encode(kind, text.as_bytes()))
-            };
+            let encoded =
+                |text: &str| encoding.map_or(text.as_bytes().to_vec(), |kind| encode(kind, text.as_bytes()));
             let prose = b"some text before it, ";
             let content = [prose, &encoded(&secret)[..], b" and text after it"].concat();
             let scheme = if what.starts_with("connection") { "postgres:" } else { "" };
