@@ -3,6 +3,9 @@
 use rules::limits::TrafficLimits;
 use rules::quota::{MachineLimits, QuotaSettings, Resource};
 
+use crate::http::HELD_BYTES;
+use crate::inspect::SEARCH_BYTES;
+
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
@@ -120,6 +123,11 @@ fn costs(limits: &TrafficLimits) -> Vec<(String, String)> {
             ),
         ),
         ("request body", format!("at most {} of buffers", bytes(UPLOAD_BYTES))),
+        (
+            "request body on its way out, in addition",
+            format!("at most {} of buffers: what is undecided, and blocks", bytes(HELD_BYTES)),
+        ),
+        ("request body that is searched, in addition", format!("at most {} of buffers", bytes(SEARCH_BYTES))),
         ("response body", format!("at most {} of buffers", bytes(DOWNLOAD_BYTES))),
         ("memory request body", format!("its bytes, at most {}", bytes(limits.memory_body_bytes))),
         ("memory response body", format!("its bytes, at most {}", bytes(limits.memory_answer_bytes))),
