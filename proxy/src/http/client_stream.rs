@@ -23,7 +23,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::RequestMonitor;
 use super::frames::HeadClock;
-use super::outgoing::BLOCK_BYTES;
+use crate::budget::cost::BLOCK_BYTES;
 use crate::egress::stream::{PrefixedStream, drain_ahead};
 use crate::http::chunks::ChunkValidator;
 use crate::http::head::BodyFraming;

@@ -23,11 +23,12 @@ use super::canonical::{normalize_fields, strip_unlisted};
 use super::chunks::ChunkFault;
 use super::context::{DepartedRequest, DialledRequest, RequestContext, RequestState, internal};
 use super::fields::{strip_forged, strip_hop_by_hop, strip_request, strip_request_hops, strip_trailers};
-use super::outgoing::{BodyKind, HELD_BYTES, OutgoingBody};
+use super::outgoing::{BodyKind, OutgoingBody};
 use super::request::{request_facts, request_record};
 use super::scrub_fields::{ScrubOutcome, scrub_response, scrub_trailers};
 use super::upgrade::is_websocket;
 use super::{PacedBody, RequestMonitor, RequestScope};
+use crate::budget::cost::{HELD_BYTES, SEARCH_BYTES};
 use crate::credential::scrub::ResponseScrubber;
 use crate::egress::connect::DialledConnection;
 use crate::egress::departure::{Departure, DepartureTerms};
@@ -36,7 +37,7 @@ use crate::egress::upstream::{
     UpstreamOptions, check_answer_fields, check_interim_answers, head_bytes, host_header, http_peer,
     refusal_from_error, request_bytes, response_bytes,
 };
-use crate::inspect::{AttemptContent, RequestHead, SEARCH_BYTES};
+use crate::inspect::{AttemptContent, RequestHead};
 use crate::memory::{self, GuardMode, MemoryGuard, MemoryRequest};
 use crate::report::refusal::{self, BodyAudience, Refusal, RefusalResponse};
 use crate::report::{attempted, metrics, record};

@@ -45,7 +45,6 @@ use crate::report::record;
 use crate::report::refusal::{self, BodyAudience, Refusal};
 use filter::RequestFilter;
 use outgoing::BodyRest;
-pub(crate) use outgoing::HELD_BYTES;
 
 /// How much later than Pingora's timeouts ours fire: after one of Pingora's, the client still gets a response that
 /// explains it.

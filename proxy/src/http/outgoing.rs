@@ -19,15 +19,11 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use rules::signals::Signal;
 use rules::signals::bits::{PartialBlock, partial_block_price};
-use rules::signals::content::{MAX_UNDECIDED, UndecidedTail};
+use rules::signals::content::UndecidedTail;
 
+use crate::budget::cost::BLOCK_BYTES;
 use crate::inspect::{BodyInspector, OpenBlocks, SandboxSignals};
 
-/// Bytes of a block.
-pub(crate) const BLOCK_BYTES: usize = 16 << 10;
-/// Most bytes of a body that wait here: what is undecided, less than a block of what is decided, a block that came last,
-/// and two that were read ahead. What Pingora keeps for a retry comes in addition, and is among its own buffers.
-pub(crate) const HELD_BYTES: u64 = (MAX_UNDECIDED + 4 * BLOCK_BYTES) as u64;
 /// Bytes before each message: a flag and the length.
 const MESSAGE_HEADER: usize = 5;
 

@@ -4,14 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use rules::signals::content::{ContentScanner, MAX_UNDECIDED, ScanLimits, UndecidedTail};
+use rules::signals::content::{ContentScanner, ScanLimits, UndecidedTail};
 use rules::signals::{Encoding, Signal, SignalPlace};
 
 use super::scan_set::{AttemptMatchers, SharedMatchers};
 use super::turns::ScanTurns;
 
-/// Memory that the search of one body takes: the scanner with its views.
-pub(crate) const SEARCH_BYTES: u64 = MAX_UNDECIDED as u64;
 /// Most bytes that are searched in one turn.
 const PIECE_BYTES: usize = 16 << 10;
 /// A piece that takes longer than this is hard to search, and those after it are searched off the workers.

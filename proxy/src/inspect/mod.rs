@@ -27,7 +27,7 @@ use rules::signals::settings::{BodyInspection, SignalKind, SignalTerms};
 use rules::signals::shape::{RequestOutcome, ShapeObservation, ShapeThresholds};
 use rules::signals::{Signal, SignalMode};
 
-pub(crate) use body::{BodyInspector, SEARCH_BYTES};
+pub(crate) use body::BodyInspector;
 pub(crate) use head::RequestHead;
 pub(crate) use names::QueryInspector;
 pub(crate) use scan_set::{CanaryStore, Inspector};
