@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
 
+mod names;
 mod program;
 
+pub use names::{NameRecorder, ask_name};
 pub use program::{is_installed, report_skipped};
 
 /// The binary under test: `SANDBAR_BIN`, as `make test` sets it after building everything at once. Without it

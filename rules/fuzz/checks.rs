@@ -9,7 +9,7 @@ use rules::load::{list_files, policy_dir};
 use rules::pattern::{HostPattern, PatternWidth};
 use rules::probe::PolicyProbe;
 use rules::signals::SignalPlace;
-use rules::signals::content::{BoxedMatcher, ContentScanner, MatcherFactory, ScanLimits};
+use rules::signals::content::{BoxedMatcher, ContentScanner, MatcherFactory, ScanLimits, UndecidedTail};
 use rules::signals::flow::{FlowKey, FlowLimits, FlowTable};
 use rules::signals::secrets::{PatternSet, SecretMatcher, SecretSettings};
 use rules::url_path::{CanonicalPath, PathPattern, RequestPath};
@@ -124,7 +124,9 @@ pub(super) fn content(data: &[u8]) {
         let mut signals = Vec::new();
         for (at, bytes) in content.chunks(piece).enumerate() {
             scanner.feed(bytes, &mut signals);
-            assert!(scanner.undecided() <= at * piece + bytes.len());
+            let [possible, begun] =
+                [UndecidedTail::Possible, UndecidedTail::Begun].map(|tail| scanner.undecided(tail));
+            assert!(begun <= possible && possible <= at * piece + bytes.len());
         }
         scanner.finish(&mut signals);
         let findings = signals.into_iter().map(|signal| (signal.what, signal.encodings));

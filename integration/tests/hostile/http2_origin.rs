@@ -40,8 +40,18 @@ impl Http2Origin {
 
     /// Every request that arrived, its fields as `[name, value, whether a table may keep it]`.
     pub(crate) fn requests(&self) -> Vec<Value> {
-        let text = fs::read_to_string(self.dir.path().join("seen.jsonl")).unwrap_or_default();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        self.read_lines("seen.jsonl")
+    }
+
+    /// Every DATA frame that arrived: its stream and its length.
+    pub(crate) fn frames(&self) -> Vec<Value> {
+        self.read_lines("seen.jsonl.frames")
+    }
+
+    fn read_lines(&self, name: &str) -> Vec<Value> {
+        let text = fs::read_to_string(self.dir.path().join(name)).unwrap_or_default();
+        let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        whole.map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 }
 

@@ -30,6 +30,8 @@ pub(crate) struct InstanceSetup {
     pub(crate) tables: String,
     /// Further sandboxes, each with a listener of its own.
     pub(crate) others: Vec<&'static str>,
+    /// The resolver that is asked, if any.
+    pub(crate) resolver: Option<SocketAddr>,
     /// The list that rules may name as `lists/hosts.txt`.
     pub(crate) list: Option<&'static str>,
 }
@@ -97,9 +99,10 @@ impl InstanceSetup {
                 )
             })
             .collect();
+        let resolver = self.resolver.map_or_else(|| "127.0.0.1:9".to_owned(), |address| address.to_string());
         let operator = format!(
             "policies = \"policies\"\n[log]\ndir = \"log\"\n\
-             [dns]\nupstreams = [\"127.0.0.1:9\"]\ngrid_milliseconds = 0\npre_resolve = false\n\
+             [dns]\nupstreams = [\"{resolver}\"]\ngrid_milliseconds = 0\npre_resolve = false\n\
              {hosts}{upstream}[limits]\n{}\n{sandboxes}{}",
             self.limits, self.tables
         );
@@ -113,7 +116,8 @@ impl InstanceSetup {
             .unwrap();
         let told = collect_stderr(&mut child);
         let mut world = SandbarInstance { dir, child, listeners: Vec::new(), told };
-        let count = 1 + self.others.len() + self.tables.matches("[[listener]]").count();
+        let further = self.tables.split("[[listener]]").skip(1).filter(|table| !table.contains("\"dns\""));
+        let count = 1 + self.others.len() + further.count();
         wait_until("sandbar listens", || world.count_listeners() >= count);
         world.listeners = world.listener_addresses();
         // Its self-test is recorded, and none of the test's business.

@@ -6,8 +6,10 @@
 mod agreement;
 mod answers;
 mod attempted;
+mod bodies;
 mod bytes;
 mod credentials;
+mod dns_content;
 mod echoes;
 mod explained;
 mod families;

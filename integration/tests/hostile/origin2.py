@@ -1,4 +1,5 @@
-"""An origin that speaks HTTP/2 alone, writes down every request with how its fields were encoded, and sends back the
+"""An origin that speaks HTTP/2 alone, writes down every request with how its fields were encoded and
+every DATA frame as it comes, and sends back the
 `Authorization` it was given, in the manner that the path asks for.
 
 Arguments: the certificate, its key, and the file to write to.
@@ -80,6 +81,8 @@ def serve(stream):
                 case h2.events.RequestReceived():
                     requests[event.stream_id] = (event.headers, bytearray())
                 case h2.events.DataReceived():
+                    with written, open(SEEN + ".frames", "a", encoding="utf-8") as file:
+                        file.write(json.dumps({"stream": event.stream_id, "length": len(event.data)}) + "\n")
                     requests[event.stream_id][1].extend(event.data)
                     connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
                 case h2.events.StreamEnded():

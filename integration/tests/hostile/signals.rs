@@ -19,14 +19,14 @@ fn token(seed: u8) -> String {
     make(CanaryShape::GithubToken, "test", &random).unwrap().values()[0].clone()
 }
 
-struct SignalScene {
-    world: SandbarInstance,
-    origin: ScriptedOrigin,
+pub(crate) struct SignalScene {
+    pub(crate) world: SandbarInstance,
+    pub(crate) origin: ScriptedOrigin,
 }
 
 impl SignalScene {
     /// `rule` is added to the only rule, `policy` to the policy.
-    fn start(rule: &str, policy: &str) -> Self {
+    pub(crate) fn start(rule: &str, policy: &str) -> Self {
         Self::with_tables(rule, policy, "")
     }
 
@@ -38,7 +38,7 @@ impl SignalScene {
         SignalScene { world: setup.start(), origin }
     }
 
-    fn authority(&self) -> String {
+    pub(crate) fn authority(&self) -> String {
         format!("a.test:{}", self.origin.port())
     }
 
@@ -70,7 +70,7 @@ impl SignalScene {
     }
 
     /// Everything that the origin got, as bytes.
-    fn arrived(&self) -> Vec<u8> {
+    pub(crate) fn arrived(&self) -> Vec<u8> {
         self.origin.connections().iter().flat_map(|connection| connection.bytes.clone()).collect()
     }
 }
@@ -312,6 +312,30 @@ fn unusual_forms_are_flagged_and_denied() {
         denied.world.assert_refused(key, &answer, 403, "signal_denied");
         assert!(denied.origin.requests().is_empty());
     }
+}
+
+/// What adds up over requests, wherever it stands, is a matter of `body`.
+#[test]
+fn what_adds_up_over_requests_is_denied_by_the_key_of_bodies() {
+    let cookie = |at: u32| -> String {
+        (0..64).map(|digit| char::from(b'a' + ((at * 7 + digit * digit + digit * at) % 26) as u8)).collect()
+    };
+    let settings = |body: &str| format!("[signals]\nheaders = \"off\"\nurl = \"off\"\nbody = \"{body}\"\n");
+    let off = SignalScene::start("", &settings("off"));
+    assert!(
+        (0..40).all(|at| off.post("/same", &format!("Cookie: c={}\r\n", cookie(at)), b"x").status == 200)
+    );
+    let scene = SignalScene::start("", &settings("deny"));
+    let answers = (0..40).map(|at| (at, scene.post("/same", &format!("Cookie: c={}\r\n", cookie(at)), b"x")));
+    let (at, refused) = answers.into_iter().find(|(_, answer)| answer.status != 200).expect("it adds up");
+    scene.world.assert_refused("new cookies", &refused, 403, "signal_denied");
+    let (attempt, last) = (refused.field("sandbar-record").unwrap(), cookie(at));
+    scene.world.wait_for_record(0, "the finding names the attempt", |record| {
+        record["finding_info"]["types"][0] == "drip"
+            && record["finding_info"]["related_events"][0]["uid"] == *attempt
+    });
+    assert_eq!(scene.origin.requests().len(), at as usize, "the refused request did not leave");
+    assert!(!contains(&scene.arrived(), last.as_bytes()));
 }
 
 #[test]

@@ -8,9 +8,11 @@ use std::sync::{Arc, Mutex};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use integration::{NameRecorder, ask_name};
+use serde_json::Value;
 
 use super::client::ClientRequest;
-use super::scene::{DEADLINE, MemoryScene, wait_for};
+use super::scene::{DEADLINE, MemoryScene, MemorySetup, wait_for};
 
 /// What bank A remembers: more than 48 letters and digits.
 const TEXT: &str =
@@ -70,7 +72,11 @@ struct FlowScene {
 impl FlowScene {
     /// Bank A has [`TEXT`], and sandbox A has recalled it. `rule` is added to the rule of the web server.
     fn start(rule: &str, policy: &str) -> Self {
-        let (scene, web) = (MemoryScene::new(), WebServer::start());
+        Self::with_setup(MemorySetup::default(), rule, policy)
+    }
+
+    fn with_setup(setup: MemorySetup, rule: &str, policy: &str) -> Self {
+        let (scene, web) = (MemoryScene::with_setup(setup), WebServer::start());
         let path = scene.dir.path().join("policies/mem-a.toml");
         let text = fs::read_to_string(&path).unwrap();
         let allow = format!(
@@ -149,6 +155,38 @@ fn p15_recalled_text_is_denied_whatever_its_form() {
     assert!(flow.findings().iter().all(|said| said.contains("staging:team-a")), "{:?}", flow.findings());
     let (status, _) = flow.post("/x", "", b"Marguerite keeps a blue folder, they say.");
     assert_eq!(status, 200, "a few words are no recalled text");
+}
+
+#[test]
+fn p15_recalled_text_in_a_name_reaches_no_resolver() {
+    let resolver = NameRecorder::start();
+    let service = "mode = \"api-key\"\ncredential = \"memory\"\n\
+                   [[listener]]\nmode = \"dns\"\nbind = [\"127.0.0.77:0\"]\nsandbox = \"sandbox-a\"\ndangerously_share_address = true\n";
+    let setup = MemorySetup { service, resolver: Some(resolver.address), ..MemorySetup::default() };
+    let policy = "[[allow]]\nname = \"zone\"\nhosts = [\"*.zone.example\"]\n\
+                  [signals]\nmemory_flow = \"deny\"\nheaders = \"off\"\nurl = \"off\"\n";
+    let flow = FlowScene::with_setup(setup, "", policy);
+    let status: Value = serde_json::from_str(&flow.scene.run_command(&["status", "--json"])).unwrap();
+    let listeners = status["listeners"].as_array().unwrap().iter().filter_map(Value::as_str);
+    let server = listeners.filter_map(|one| one.strip_prefix("dns")?.trim().parse().ok()).next();
+    let server = server.unwrap_or_else(|| panic!("{status}"));
+    assert_eq!(ask_name(server, "the.blue.folder.zone.example"), 0, "a few words are no recalled text");
+    let name = format!("{}.zone.example", TEXT.to_ascii_lowercase().replace(' ', "."));
+    assert_ne!(ask_name(server, &name), 0);
+    assert_eq!(resolver.names(), ["the.blue.folder.zone.example"], "the text reached the resolver");
+    let refused = || {
+        let records = flow.scene.records();
+        let refused =
+            |record: &&Value| record["class_uid"] == 4003 && record["status_detail"] == "memory_flow";
+        records.iter().find(refused).map(|record| record["metadata"]["correlation_uid"].clone())
+    };
+    wait_for("the refusal", || refused().is_some());
+    let attempt = refused().unwrap();
+    let linked = |record: &Value| {
+        record["finding_info"]["types"][0] == "memory_flow"
+            && record["finding_info"]["related_events"][0]["uid"] == attempt
+    };
+    wait_for("the finding names the attempt", || flow.scene.records().iter().any(linked));
 }
 
 #[test]

@@ -52,6 +52,8 @@ pub(crate) struct MemorySetup {
     /// What `[[memory_service]]` says beside host and audience.
     pub(crate) service: &'static str,
     pub(crate) room: LogVolume,
+    /// The resolver that is asked, if any.
+    pub(crate) resolver: Option<SocketAddr>,
 }
 
 /// How much room the log has.
@@ -65,7 +67,7 @@ pub(crate) enum LogVolume {
 impl Default for MemorySetup {
     fn default() -> Self {
         let service = "mode = \"api-key\"\ncredential = \"memory\"\n";
-        MemorySetup { mode: "api_key", limits: "", service, room: LogVolume::Enough }
+        MemorySetup { mode: "api_key", limits: "", service, room: LogVolume::Enough, resolver: None }
     }
 }
 
@@ -186,11 +188,12 @@ impl MemoryScene {
         self.run_command(&["reload", "--wait"]);
     }
 
-    /// Runs a command against the program.
-    pub(crate) fn run_command(&self, args: &[&str]) {
+    /// Runs a command against the program; what it said.
+    pub(crate) fn run_command(&self, args: &[&str]) -> String {
         let mut command = sandbar();
         let output = command.args(args).arg("-c").arg(self.dir.path().join("sandbar.toml")).output().unwrap();
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
     }
 
     /// The log's directory as the program sees it.
@@ -402,13 +405,14 @@ fn policy_files(service: u16) -> Vec<(&'static str, String)> {
 }
 
 fn configuration(setup: &MemorySetup, service: u16) -> String {
-    let MemorySetup { limits, service: rest, .. } = setup;
+    let MemorySetup { limits, service: rest, resolver, .. } = setup;
+    let resolver = resolver.map_or_else(|| "127.0.0.1:9".to_owned(), |address| address.to_string());
     let mut text = format!(
         r#"policies = "policies"
 [log]
 dir = "log"
 [dns]
-upstreams = ["127.0.0.1:9"]
+upstreams = ["{resolver}"]
 pre_resolve = false
 [[dns.host]]
 name = "{HOST}"

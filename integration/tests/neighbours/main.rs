@@ -17,6 +17,7 @@
 //! | state of sandboxes that have left, memory after a burst | `leftovers` |
 //! | files that block whoever reads them | `blocking_files` |
 //! | look-ups in flight | `look_ups` |
+//! | the search of what leaves | `scans` |
 //! | processor time | `processor` |
 
 #![allow(
@@ -43,6 +44,7 @@ mod origin;
 mod ports;
 mod processor;
 mod records;
+mod scans;
 mod scene;
 mod tunnels;
 mod uploads;

@@ -126,7 +126,7 @@ impl TryRequest<'_> {
             let bits = trial.look_at_head(&RequestHead::of(&leaving), &mut found);
             header_bits = Some(TriedBits { limit: permit.as_ref().and_then(bit_budget), ..bits });
             let encoding = request.fields.headers.get("content-encoding").map(|coding| coding.as_bytes());
-            trial.look_at_body(request.body, encoding, &mut found);
+            trial.look_at_body(&request.body, encoding, &mut found);
         }
 
         let spent =

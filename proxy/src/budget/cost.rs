@@ -2,6 +2,7 @@
 
 use rules::limits::TrafficLimits;
 use rules::quota::{MachineLimits, QuotaSettings, Resource};
+use rules::signals::content::MAX_UNDECIDED;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -21,6 +22,13 @@ pub(crate) const REQUEST_BYTES: u64 = 32 * KIB;
 pub(crate) const HEAD_COPIES: u64 = 3;
 /// Memory of a request body on its way up: what `h2` queues towards an origin server (400 KiB), and Pingora's buffers.
 pub(crate) const UPLOAD_BYTES: u64 = 512 * KIB;
+/// Bytes of a block in which bodies leave.
+pub(crate) const BLOCK_BYTES: usize = 16 << 10;
+/// Most bytes of a body that wait to leave: what is undecided, less than a block of what is decided, a block that came
+/// last, and two that were read ahead. What Pingora keeps for a retry is among its own buffers.
+pub(crate) const HELD_BYTES: u64 = (MAX_UNDECIDED + 4 * BLOCK_BYTES) as u64;
+/// Memory that the search of one body takes: the scanner with its views.
+pub(crate) const SEARCH_BYTES: u64 = MAX_UNDECIDED as u64;
 /// Memory of a response body on its way down. Pingora queues up to five buffers of 64 KiB, TLS as much again on either
 /// side, and `h2` [`SEND_QUEUE_BYTES`]; a download that nobody reads was measured at 770 KiB.
 pub(crate) const DOWNLOAD_BYTES: u64 = 11 * 64 * KIB + SEND_QUEUE_BYTES;
@@ -120,6 +128,11 @@ fn costs(limits: &TrafficLimits) -> Vec<(String, String)> {
             ),
         ),
         ("request body", format!("at most {} of buffers", bytes(UPLOAD_BYTES))),
+        (
+            "request body on its way out, in addition",
+            format!("at most {} of buffers: what is undecided, and blocks", bytes(HELD_BYTES)),
+        ),
+        ("request body that is searched, in addition", format!("at most {} of buffers", bytes(SEARCH_BYTES))),
         ("response body", format!("at most {} of buffers", bytes(DOWNLOAD_BYTES))),
         ("memory request body", format!("its bytes, at most {}", bytes(limits.memory_body_bytes))),
         ("memory response body", format!("its bytes, at most {}", bytes(limits.memory_answer_bytes))),

@@ -146,11 +146,16 @@ impl Departure {
     ) -> Result<(), Refusal> {
         let priced = self.inspection.price_head(head).await;
         let bits = priced.bits;
-        self.charges.charge(UsageKind::HeaderBits, bits).await?;
-        metrics::count_header_bits(bits);
-        self.inspection.note_bits(bits, record).await?;
+        self.charge_bits(bits, record).await?;
         priced.learn(); // last: what is refused must not make later requests cheaper
         Ok(())
+    }
+
+    /// Charges what a request says outside its content after its head has left (P19).
+    pub(crate) async fn charge_bits(&self, bits: u64, record: &OpenRecord) -> Result<(), Refusal> {
+        self.charges.charge(UsageKind::HeaderBits, bits).await?;
+        metrics::count_header_bits(bits);
+        self.inspection.note_bits(bits, record).await
     }
 
     /// Counts and charges what is received.

@@ -22,7 +22,8 @@ pub enum ChunkFault {
 
 /// An incremental validator of a chunked body.
 ///
-/// It runs beside Pingora's own chunk parser, on the same bytes as Pingora reads them, and changes none of them.
+/// It runs beside Pingora's own chunk parser, on the same bytes, at most a block before Pingora reads them, and changes
+/// none of them.
 /// Pingora parses size lines with `httparse`, which is lenient: a line without any digit is size zero, and an
 /// extension may contain every byte, a bare LF included, up to the next CRLF. A stricter or laxer parser finds the end
 /// of such a body elsewhere and takes the rest for a request, which is how request smuggling works. Pingora decodes
@@ -38,6 +39,8 @@ pub struct ChunkValidator {
     remaining: u64,
     /// Digits of the size, or bytes of the extensions, so far.
     length: usize,
+    /// Bytes of chunk data so far.
+    data: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,6 +75,7 @@ impl ChunkValidator {
             if self.state == ChunkState::Data {
                 let taken = usize::try_from(self.remaining).unwrap_or(usize::MAX).min(bytes.len());
                 self.remaining -= taken as u64;
+                self.data += taken as u64;
                 bytes = bytes.get(taken..).unwrap_or_default();
                 if self.remaining == 0 {
                     self.state = ChunkState::DataEnd;
@@ -82,6 +86,11 @@ impl ChunkValidator {
             bytes = rest;
         }
         Ok(length - bytes.len())
+    }
+
+    /// Returns how many bytes of chunk data were validated.
+    pub(super) fn data_bytes(&self) -> u64 {
+        self.data
     }
 
     pub fn is_done(&self) -> bool {

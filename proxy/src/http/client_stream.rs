@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::io;
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
@@ -22,6 +23,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::RequestMonitor;
 use super::frames::HeadClock;
+use crate::budget::cost::BLOCK_BYTES;
 use crate::egress::stream::{PrefixedStream, drain_ahead};
 use crate::http::chunks::ChunkValidator;
 use crate::http::head::BodyFraming;
@@ -62,8 +64,8 @@ enum Reading {
     Request(RequestBytes),
 }
 
-/// Finds the end of a request as Pingora reads it, and checks the framing of a chunked body. [`ChunkValidator`] says
-/// why.
+/// Finds the end of a request as Pingora reads it, and checks the framing of a chunked body; [`ChunkValidator`] says
+/// why. Of a chunked body it reads a little ahead, to know whether more of it is there: see [`super::outgoing`].
 struct RequestBytes {
     /// Bytes of the head that Pingora has not read yet; the body follows them.
     head: usize,
@@ -72,7 +74,8 @@ struct RequestBytes {
 }
 
 enum RequestBody {
-    Chunked(ChunkValidator),
+    /// With the number of bytes that were validated and that Pingora has not read.
+    Chunked(ChunkValidator, usize),
     /// Bytes that are still to come.
     Measured(u64),
 }
@@ -87,7 +90,7 @@ impl PingoraStream {
         monitor: &Arc<RequestMonitor>,
     ) -> Self {
         let body = match body {
-            BodyFraming::Chunked => RequestBody::Chunked(ChunkValidator::default()),
+            BodyFraming::Chunked => RequestBody::Chunked(ChunkValidator::default(), 0),
             BodyFraming::Measured(length) => {
                 if length.saturating_add(head as u64) < buffered.len() as u64 {
                     monitor.set_followed();
@@ -168,6 +171,76 @@ impl BufferedStream {
         }
     }
 
+    /// Reads at most a block, so that no more has to leave at once.
+    fn poll_read_block(
+        &mut self,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.buffered.is_empty() && ready!(self.poll_fill(context))? == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let taken = self.buffered.len().min(BLOCK_BYTES).min(buffer.remaining());
+        buffer.put_slice(&self.buffered.split_to(taken));
+        Poll::Ready(Ok(()))
+    }
+
+    /// Returns the next bytes of a chunked body, at most a block of them. Reads ahead until it has more than that, the
+    /// end, or nothing more is there, and notes how much of the body has arrived. `ahead` is the number of validated
+    /// bytes at the front of the buffer.
+    fn poll_chunks(
+        &mut self,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+        (chunks, ahead): (&mut ChunkValidator, &mut usize),
+        monitor: &RequestMonitor,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            let fresh = self.buffered.get(*ahead..).unwrap_or_default();
+            let valid = chunks.validate(fresh).map_err(|fault| {
+                monitor.set_body_fault(fault);
+                io::Error::new(io::ErrorKind::InvalidData, fault)
+            })?;
+            if valid < fresh.len() {
+                monitor.set_followed();
+            }
+            *ahead += valid;
+            // The end counts as a byte: Pingora passes it on, too.
+            monitor.set_arrived_body(chunks.data_bytes() + u64::from(chunks.is_done()));
+            if *ahead > BLOCK_BYTES || chunks.is_done() {
+                break;
+            }
+            match self.poll_fill(context) {
+                Poll::Ready(Ok(0)) => break,
+                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Err(error)) if *ahead == 0 => return Poll::Ready(Err(error)),
+                Poll::Pending if *ahead == 0 => return Poll::Pending,
+                Poll::Ready(Err(_)) | Poll::Pending => break,
+            }
+        }
+        let taken = BLOCK_BYTES.min(*ahead).min(buffer.remaining());
+        buffer.put_slice(&self.buffered.split_to(taken));
+        *ahead -= taken;
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads more into the buffer, at most a block. Returns how much; 0 at the end.
+    fn poll_fill(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let mut bytes = [const { MaybeUninit::uninit() }; BLOCK_BYTES];
+        let mut read = ReadBuf::uninit(&mut bytes);
+        match Pin::new(&mut self.stream).poll_read(context, &mut read) {
+            Poll::Ready(Ok(())) => {
+                self.buffered.extend_from_slice(read.filled());
+                Poll::Ready(Ok(read.filled().len()))
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => match self.poll_pending(context) {
+                Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+                Poll::Ready(Ok(())) | Poll::Pending => Poll::Pending,
+            },
+        }
+    }
+
     fn poll_flush_buffer(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.write_buffer.is_empty() {
             let written = ready!(Pin::new(&mut self.stream).poll_write(context, &self.write_buffer))?;
@@ -190,6 +263,13 @@ impl AsyncRead for PingoraStream {
         let before = buffer.filled().len();
         let PingoraStream { client, reading, .. } = &mut *self;
         let client = open_client(client)?;
+        if let Reading::Request(request) = reading
+            && request.head == 0
+            && !request.is_over()
+            && let RequestBody::Chunked(chunks, ahead) = &mut request.body
+        {
+            return client.poll_chunks(context, buffer, (chunks, ahead), &request.monitor);
+        }
         let (head, over) = match reading {
             Reading::Http2(_) => (0, false),
             Reading::Request(request) => (request.head, request.is_over()),
@@ -204,6 +284,8 @@ impl AsyncRead for PingoraStream {
             let rest = client.buffered.split_off(head);
             drain_ahead(&mut client.buffered, buffer);
             client.buffered.unsplit(rest);
+        } else if reading.is_cut() {
+            ready!(client.poll_read_block(context, buffer))?;
         } else {
             ready!(Pin::new(&mut *client).poll_read(context, buffer))?;
         }
@@ -213,7 +295,7 @@ impl AsyncRead for PingoraStream {
                 clock.scan(read);
                 read.len()
             }
-            Reading::Request(request) => request.take(read)?,
+            Reading::Request(request) => request.take(read),
         };
         if taken == read.len() {
             return Poll::Ready(Ok(()));
@@ -243,26 +325,34 @@ impl AsyncRead for BufferedStream {
     }
 }
 
+impl Reading {
+    /// Whether the body is to be read in blocks.
+    fn is_cut(&self) -> bool {
+        match self {
+            Reading::Http2(_) => false, // frames are no longer than a block
+            Reading::Request(request) => request.monitor.is_cut_body() && !request.is_over(),
+        }
+    }
+}
+
 impl RequestBytes {
     /// Whether Pingora has read the whole request.
     fn is_over(&self) -> bool {
         let body_over = match &self.body {
-            RequestBody::Chunked(chunks) => chunks.is_done(),
+            RequestBody::Chunked(chunks, ahead) => chunks.is_done() && *ahead == 0,
             RequestBody::Measured(left) => *left == 0,
         };
         self.head == 0 && body_over
     }
 
     /// Returns how many of the next bytes belong to the request.
-    fn take(&mut self, bytes: &[u8]) -> io::Result<usize> {
+    fn take(&mut self, bytes: &[u8]) -> usize {
         let head = self.head.min(bytes.len());
         self.head -= head;
         let rest = bytes.get(head..).unwrap_or_default();
         let body = match &mut self.body {
-            RequestBody::Chunked(chunks) => chunks.validate(rest).map_err(|fault| {
-                self.monitor.set_body_fault(fault);
-                io::Error::new(io::ErrorKind::InvalidData, fault)
-            })?,
+            // Its bytes come from `poll_chunks`: these follow its end, if they do not belong to the head.
+            RequestBody::Chunked(..) => 0,
             RequestBody::Measured(left) => {
                 let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(rest.len());
                 *left -= taken as u64;
@@ -272,7 +362,7 @@ impl RequestBytes {
         if head + body < bytes.len() {
             self.monitor.set_followed();
         }
-        Ok(head + body)
+        head + body
     }
 }
 

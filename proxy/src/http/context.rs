@@ -11,6 +11,7 @@ use rules::signals::shape::RequestOutcome;
 use rules::{Reason, RuleSet};
 
 use super::RequestMonitor;
+use super::outgoing::{BodyRest, Outgoing, OutgoingBody};
 use crate::budget::gates::Turn;
 use crate::budget::quota::{DialledUse, RequestQuota};
 use crate::credential::Credential;
@@ -18,7 +19,6 @@ use crate::credential::scrub::ResponseScrubber;
 use crate::egress::connect::DialledConnection;
 use crate::egress::departure::Departure;
 use crate::egress::dial::DialRace;
-use crate::inspect::BodyInspector;
 use crate::report::record;
 use crate::report::refusal::Refusal;
 
@@ -68,8 +68,8 @@ pub(super) struct DepartedRequest {
     pub(super) dialled: Option<DialledRequest>,
     pub(super) credential: Option<Arc<Credential>>,
     pub(super) scrubber: Option<ResponseScrubber>,
-    /// Searches the body, if there is one and the rule has it searched.
-    pub(super) body: Option<BodyInspector>,
+    /// The body on its way out, if there is one.
+    pub(super) body: Option<OutgoingBody>,
     /// Bytes of the bodies that were sent and received.
     pub(super) body_bytes: RequestOutcome,
 }
@@ -139,21 +139,27 @@ impl RequestState {
         charged.map_err(|exhausted| self.fail(exhausted))
     }
 
-    /// Searches the next chunk of the body, and leaves in `body` what may be forwarded.
-    pub(super) async fn inspect_body(&mut self, body: &mut Option<Bytes>, last: bool) -> Result<()> {
-        let departed = self.departed()?;
-        let Some(inspector) = &mut departed.body else { return Ok(()) };
-        let (found, ready) = inspector.feed(body.as_ref(), last);
+    /// Searches the next bytes of the body, charges what the size of the next piece says, and leaves in `body` what may
+    /// be forwarded.
+    pub(super) async fn release_body(&mut self, body: &mut Option<Bytes>, last: bool) -> Result<()> {
+        let monitor = self.monitor.clone();
+        let Some(outgoing) = &mut self.departed()?.body else { return Ok(()) };
+        let taken = outgoing.taken() + body.as_ref().map_or(0, Bytes::len) as u64;
+        let rest = if last { BodyRest::Over } else { monitor.body_rest(taken) };
+        let Outgoing { found, bytes, bits } = outgoing.take(body.as_ref(), rest).await;
         // To Pingora, none is the end of the body, and an empty chunk is nothing yet.
-        *body = if last { ready } else { Some(ready.unwrap_or_default()) };
-        if found.is_empty() {
+        *body = if last { bytes } else { Some(bytes.unwrap_or_default()) };
+        if found.is_empty() && bits == 0 {
             return Ok(());
         }
         let RequestState { departed: Some(departed), record: Some(record), .. } = &*self else {
             return Err(internal());
         };
-        let judged = departed.departure.inspection.judge(found, record).await;
-        judged.map_err(|refusal| {
+        let mut passed = departed.departure.inspection.judge(found, record).await;
+        if passed.is_ok() && bits > 0 {
+            passed = departed.departure.charge_bits(bits, record).await;
+        }
+        passed.map_err(|refusal| {
             *body = None;
             self.fail(refusal)
         })

@@ -23,10 +23,12 @@ use super::canonical::{normalize_fields, strip_unlisted};
 use super::chunks::ChunkFault;
 use super::context::{DepartedRequest, DialledRequest, RequestContext, RequestState, internal};
 use super::fields::{strip_forged, strip_hop_by_hop, strip_request, strip_request_hops, strip_trailers};
+use super::outgoing::{BodyKind, OutgoingBody};
 use super::request::{request_facts, request_record};
 use super::scrub_fields::{ScrubOutcome, scrub_response, scrub_trailers};
 use super::upgrade::is_websocket;
 use super::{PacedBody, RequestMonitor, RequestScope};
+use crate::budget::cost::{HELD_BYTES, SEARCH_BYTES};
 use crate::credential::scrub::ResponseScrubber;
 use crate::egress::connect::DialledConnection;
 use crate::egress::departure::{Departure, DepartureTerms};
@@ -35,7 +37,7 @@ use crate::egress::upstream::{
     UpstreamOptions, check_answer_fields, check_interim_answers, head_bytes, host_header, http_peer,
     refusal_from_error, request_bytes, response_bytes,
 };
-use crate::inspect::{AttemptContent, BodyFraming, HELD_BYTES, RequestHead};
+use crate::inspect::{AttemptContent, RequestHead};
 use crate::memory::{self, GuardMode, MemoryGuard, MemoryRequest};
 use crate::report::refusal::{self, BodyAudience, Refusal, RefusalResponse};
 use crate::report::{attempted, metrics, record};
@@ -135,17 +137,18 @@ impl RequestFilter {
         if body != Some(0) && !is_websocket(session) {
             let fields = &session.req_header().headers;
             let coding = fields.get("content-encoding").map(|coding| coding.as_bytes());
-            let framing = match (is_grpc(fields), body) {
-                (true, _) => BodyFraming::Messages,
-                (false, Some(_)) => BodyFraming::Length,
-                (false, None) => BodyFraming::Chunks,
+            let kind = match (body, has_messages(fields)) {
+                (Some(_), _) => BodyKind::Length,
+                (None, true) => BodyKind::Messages,
+                (None, false) => BodyKind::Open,
             };
-            departed.body = departed.departure.inspection.body(coding, framing);
-        }
-        if departed.body.is_some() {
+            let inspection = &departed.departure.inspection;
+            let inspector = inspection.body(coding);
+            let needed = HELD_BYTES + if inspector.is_some() { SEARCH_BYTES } else { 0 };
             let quota = state.quota.as_mut().ok_or(Reason::Internal)?;
-            let held = body.map_or(HELD_BYTES, |length| length.min(HELD_BYTES));
-            quota.buffers.grow(held).map_err(|refusal| refusal.under(&permit))?;
+            let needed = body.map_or(needed, |length| length.min(needed));
+            quota.buffers.grow(needed).map_err(|refusal| refusal.under(&permit))?;
+            departed.body = Some(OutgoingBody::new(kind, inspector, inspection.signals()));
         }
         state.departed = Some(departed);
         Ok(())
@@ -367,10 +370,12 @@ impl ProxyHttp for RequestFilter {
         upstream.remove_header("upgrade"); // `RequestFilter::upgrade` adds it again
         let state = request.state()?;
         let scheme = state.monitor.connection.scheme();
+        let monitor = state.monitor.clone();
         let departed = state.departed()?;
         departed.end_turn(upstream.version);
         if let Some(body) = &mut departed.body {
-            body.restart(); // Pingora may send a request again on another connection
+            body.restart(upstream.version); // Pingora may send a request again on another connection
+            monitor.set_cut_body(body.is_cut());
         }
         departed.body_bytes = RequestOutcome::default();
         let permit = departed.departure.permit();
@@ -417,7 +422,7 @@ impl ProxyHttp for RequestFilter {
         if last {
             state.monitor.end_upload();
         }
-        state.inspect_body(body, last).await?;
+        state.release_body(body, last).await?;
         let bytes = body.as_ref().map_or(&[][..], |bytes| bytes.as_ref());
         state.charge(UsageKind::Upload, bytes.len() as u64).await?;
         if let Some(record) = &state.record {
@@ -621,6 +626,12 @@ fn set_authority(upstream: &mut RequestHeader, authority: &str) -> Result<()> {
 /// Whether client and server exchange messages within one request.
 fn is_grpc(fields: &HeaderMap) -> bool {
     fields.get("content-type").is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// Whether the body is a sequence of messages with their lengths in front.
+fn has_messages(fields: &HeaderMap) -> bool {
+    let connect = |kind: &::http::HeaderValue| kind.as_bytes().starts_with(b"application/connect+");
+    is_grpc(fields) || fields.get("content-type").is_some_and(connect)
 }
 
 /// Whether the response's framing is unambiguous: `chunked` is the only transfer coding that marks the end (RFC 9112,

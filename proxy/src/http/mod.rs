@@ -11,11 +11,12 @@ mod frames;
 pub mod head;
 mod http1;
 mod http2;
+mod outgoing;
 mod request;
 mod scrub_fields;
 mod upgrade;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -43,6 +44,7 @@ use crate::memory::MemoryGuard;
 use crate::report::record;
 use crate::report::refusal::{self, BodyAudience, Refusal};
 use filter::RequestFilter;
+use outgoing::BodyRest;
 
 /// How much later than Pingora's timeouts ours fire: after one of Pingora's, the client still gets a response that
 /// explains it.
@@ -99,6 +101,10 @@ pub(crate) struct RequestMonitor {
     switched: AtomicBool,
     /// The body that must keep up with `body_bytes_per_second`.
     paced: Mutex<PacedBody>,
+    /// Bytes of the body that have arrived, if they are counted ahead of Pingora.
+    arrived_body: AtomicU64,
+    /// The body is to be read in pieces of a block.
+    cut_body: AtomicBool,
     /// The first fault in the framing of a chunked body.
     body_fault: OnceLock<ChunkFault>,
     /// The request reached our filters, which open its record.
@@ -248,6 +254,8 @@ impl RequestMonitor {
             followed: AtomicBool::new(false),
             switched: AtomicBool::new(false),
             paced: Mutex::default(),
+            arrived_body: AtomicU64::new(0),
+            cut_body: AtomicBool::new(false),
             body_fault: OnceLock::new(),
             reached_filter: AtomicBool::new(false),
         })
@@ -355,6 +363,28 @@ impl RequestMonitor {
 
     fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed)
+    }
+
+    /// Sets how many bytes of the body have arrived, all of which Pingora will pass on without more from the client.
+    fn set_arrived_body(&self, bytes: u64) {
+        self.arrived_body.store(bytes, Ordering::Relaxed);
+    }
+
+    /// What is known about the rest of a body of which `taken` bytes were passed on. Of an HTTP/2 stream, that is
+    /// nothing: `h2` does not tell what it has received.
+    fn body_rest(&self, taken: u64) -> BodyRest {
+        match taken < self.arrived_body.load(Ordering::Relaxed) {
+            true => BodyRest::Ready,
+            false => BodyRest::Awaited,
+        }
+    }
+
+    fn set_cut_body(&self, cut: bool) {
+        self.cut_body.store(cut, Ordering::Relaxed);
+    }
+
+    fn is_cut_body(&self) -> bool {
+        self.cut_body.load(Ordering::Relaxed)
     }
 
     fn set_body_fault(&self, fault: ChunkFault) {

@@ -1,98 +1,115 @@
-//! Bodies, searched chunk by chunk before each is forwarded.
+//! Bodies, searched piece by piece before each is forwarded.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
-use rules::signals::content::{ContentScanner, MAX_UNDECIDED, ScanLimits};
+use bytes::Bytes;
+use rules::signals::content::{ContentScanner, ScanLimits, UndecidedTail};
 use rules::signals::{Encoding, Signal, SignalPlace};
 
 use super::scan_set::{AttemptMatchers, SharedMatchers};
+use super::turns::ScanTurns;
 
-/// Memory that the inspection of one body takes: what is held back, and the scanner with its views.
-pub(crate) const HELD_BYTES: u64 = 2 * MAX_UNDECIDED as u64;
+/// Most bytes that are searched in one turn.
+const PIECE_BYTES: usize = 16 << 10;
+/// A piece that takes longer than this is hard to search, and those after it are searched off the workers.
+const LONG_PIECE: Duration = Duration::from_millis(1);
 
 /// Searches the body of one request.
 pub(crate) struct BodyInspector {
-    matchers: Arc<AttemptMatchers>,
+    search: BodySearch,
     /// How the body is compressed, if that is declared and known.
     encoding: Option<Encoding>,
+    /// Whether a policy, or what we inject, can make us deny what is found.
+    denies: bool,
+}
+
+/// The search of one body, in turns.
+pub(super) struct BodySearch {
+    matchers: Arc<AttemptMatchers>,
     scanner: ContentScanner,
-    /// Seen, and not forwarded yet: it may be the beginning of a match.
-    held: BytesMut,
-    hold: HoldBack,
-}
-
-/// How a body arrives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BodyFraming {
-    /// Its length is announced, so the server expects all of it.
-    Length,
-    Chunks,
-    /// Client and server exchange messages in one request, as gRPC does.
-    Messages,
-}
-
-/// Whether bytes wait for the end of a match.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum HoldBack {
-    /// The server may wait for the very bytes that we would hold: a stream of messages, or a body without a length that
-    /// nothing is denied in.
-    Never,
-    Undecided,
+    turns: Arc<ScanTurns>,
+    is_hard: bool,
 }
 
 impl BodyInspector {
     pub(super) fn new(
         matchers: &Arc<AttemptMatchers>,
         encoding: Option<&[u8]>,
-        framing: BodyFraming,
+        turns: &Arc<ScanTurns>,
     ) -> Self {
-        let encoding = encoding.and_then(|coding| match coding.to_ascii_lowercase().as_slice() {
-            b"gzip" | b"x-gzip" => Some(Encoding::Gzip),
-            b"deflate" => Some(Encoding::Deflate),
-            _ => None,
-        });
-        let hold = match framing {
-            BodyFraming::Length => HoldBack::Undecided,
-            BodyFraming::Chunks if matchers.denies_content() => HoldBack::Undecided,
-            BodyFraming::Chunks | BodyFraming::Messages => HoldBack::Never,
-        };
-        let (matchers, scanner) = (matchers.clone(), scanner(matchers, encoding));
-        BodyInspector { matchers, encoding, scanner, held: BytesMut::new(), hold }
+        let encoding = encoding.and_then(known_encoding);
+        let (search, denies) = (BodySearch::new(matchers, encoding, turns), matchers.denies_content());
+        BodyInspector { search, encoding, denies }
     }
 
-    /// Begins anew, for a request that is sent again.
+    /// Begins again, for a request that is sent again.
     pub(crate) fn restart(&mut self) {
-        self.scanner = scanner(&self.matchers, self.encoding);
-        self.held.clear();
+        self.search.scanner = scanner(&self.search.matchers, self.encoding);
     }
 
-    /// Searches the next chunk. Returns what was found, and what may be forwarded unless that is denied.
-    pub(crate) fn feed(&mut self, chunk: Option<&Bytes>, last: bool) -> (Vec<Signal>, Option<Bytes>) {
+    /// Searches the next bytes, and returns what was found.
+    pub(crate) async fn search(&mut self, bytes: Option<&Bytes>, last: bool) -> Vec<Signal> {
         let mut found = Vec::new();
-        if let Some(chunk) = chunk {
-            self.scanner.feed(chunk, &mut found);
-        }
+        self.search.feed(bytes.map_or(&[][..], |bytes| bytes), &mut found).await;
         if last {
-            self.scanner.finish(&mut found);
+            self.search.finish(&mut found).await;
         }
-        let undecided = match self.hold {
-            HoldBack::Undecided if !last => self.scanner.undecided(),
-            HoldBack::Never | HoldBack::Undecided => 0,
-        };
-        (found, self.release(chunk, undecided))
+        found
     }
 
-    /// Returns all but the last `undecided` bytes.
-    fn release(&mut self, chunk: Option<&Bytes>, undecided: usize) -> Option<Bytes> {
-        if self.held.is_empty() && undecided == 0 {
-            return chunk.cloned();
+    /// Returns how many of the last bytes must not leave yet.
+    pub(crate) fn undecided(&self, tail: UndecidedTail) -> usize {
+        match (tail, self.denies) {
+            (UndecidedTail::Begun, false) => 0, // nobody would refuse it
+            (UndecidedTail::Begun, true) | (UndecidedTail::Possible, _) => {
+                self.search.scanner.undecided(tail)
+            }
         }
-        if let Some(chunk) = chunk {
-            self.held.extend_from_slice(chunk);
+    }
+}
+
+impl BodySearch {
+    pub(super) fn new(
+        matchers: &Arc<AttemptMatchers>,
+        encoding: Option<Encoding>,
+        turns: &Arc<ScanTurns>,
+    ) -> Self {
+        let scanner = scanner(matchers, encoding);
+        BodySearch { matchers: matchers.clone(), scanner, turns: turns.clone(), is_hard: false }
+    }
+
+    pub(super) async fn feed(&mut self, bytes: &[u8], found: &mut Vec<Signal>) {
+        for piece in bytes.chunks(PIECE_BYTES) {
+            self.run(|scanner, found| scanner.feed(piece, found), found).await;
         }
-        let ready = self.held.len().saturating_sub(undecided);
-        (ready > 0).then(|| self.held.split_to(ready).freeze())
+    }
+
+    pub(super) async fn finish(&mut self, found: &mut Vec<Signal>) {
+        self.run(ContentScanner::finish, found).await;
+    }
+
+    async fn run(
+        &mut self,
+        search: impl FnOnce(&mut ContentScanner, &mut Vec<Signal>),
+        found: &mut Vec<Signal>,
+    ) {
+        let _turn = self.turns.wait(self.matchers.signals()).await;
+        let started = Instant::now();
+        match self.is_hard {
+            // Gives the other tasks of this worker to another thread meanwhile.
+            true => tokio::task::block_in_place(|| search(&mut self.scanner, found)),
+            false => search(&mut self.scanner, found),
+        }
+        self.is_hard = started.elapsed() > LONG_PIECE;
+    }
+}
+
+fn known_encoding(coding: &[u8]) -> Option<Encoding> {
+    match coding.to_ascii_lowercase().as_slice() {
+        b"gzip" | b"x-gzip" => Some(Encoding::Gzip),
+        b"deflate" => Some(Encoding::Deflate),
+        _ => None,
     }
 }
 
@@ -105,9 +122,26 @@ fn scanner(matchers: &Arc<AttemptMatchers>, encoding: Option<Encoding>) -> Conte
     scanner
 }
 
+/// Searches a body for a trial, in which nobody waits.
+pub(super) fn search_at_once(
+    matchers: &Arc<AttemptMatchers>,
+    coding: Option<&[u8]>,
+    body: &[u8],
+) -> Vec<Signal> {
+    let (mut scanner, mut found) = (scanner(matchers, coding.and_then(known_encoding)), Vec::new());
+    scanner.feed(body, &mut found);
+    scanner.finish(&mut found);
+    found
+}
+
 /// Searches a body that is there as a whole.
-pub(super) fn scan_whole(matchers: &Arc<AttemptMatchers>, body: &[u8], found: &mut Vec<Signal>) {
-    let mut scanner = scanner(matchers, None);
-    scanner.feed(body, found);
-    scanner.finish(found);
+pub(super) async fn search_whole(
+    matchers: &Arc<AttemptMatchers>,
+    turns: &Arc<ScanTurns>,
+    body: &[u8],
+    found: &mut Vec<Signal>,
+) {
+    let mut search = BodySearch::new(matchers, None, turns);
+    search.feed(body, found).await;
+    search.finish(found).await;
 }

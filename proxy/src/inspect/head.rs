@@ -85,6 +85,12 @@ impl<'a> RequestHead<'a> {
         self.fields.iter().any(|(name, _)| *name == "sec-websocket-key")
     }
 
+    /// Returns how many bytes of it are searched.
+    pub(super) fn size(&self) -> usize {
+        let fields = self.fields.iter().map(|(name, value)| name.len() + value.len());
+        self.path.len() + self.query.map_or(0, <[u8]>::len) + fields.sum::<usize>()
+    }
+
     pub(crate) fn parts(&self) -> RequestParts<'_> {
         RequestParts { method: self.method, path: self.path, query: self.query, fields: &self.fields }
     }

@@ -2,8 +2,9 @@
 //! requests. The detectors are those of `rules::signals`; here they get their state, and what they find gets a record.
 //!
 //! The departure begins an [`Inspection`] for every attempt. It looks at the names and the head before anything is
-//! charged or recorded as allowed, and at the body chunk by chunk before each is forwarded. Where the policy denies a
-//! signal, the bytes that raised it stay here: the body is held back as far as a match that is not complete yet reaches.
+//! charged or recorded as allowed, and at the body piece by piece before each is forwarded. Where the policy denies a
+//! signal, the bytes that raised it stay here: `http::outgoing` holds the body back as far as a match that is not
+//! complete reaches.
 
 mod body;
 mod findings;
@@ -12,6 +13,7 @@ mod names;
 mod scan_set;
 mod state;
 mod trial;
+mod turns;
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -25,20 +27,22 @@ use rules::signals::settings::BodyInspection;
 use rules::signals::shape::{RequestOutcome, ShapeObservation, ShapeThresholds};
 use rules::signals::{Signal, SignalMode};
 
-pub(crate) use body::{BodyFraming, BodyInspector, HELD_BYTES};
+pub(crate) use body::BodyInspector;
 pub(crate) use head::RequestHead;
 pub(crate) use names::QueryInspector;
 pub(crate) use scan_set::{CanaryStore, Inspector};
 pub(crate) use state::{PricedRequest, REMEMBERED_BYTES, SandboxSignals, SignalKeys};
 pub use trial::{KnownSignal, TriedBits, TriedComponent, TriedSignal, known_signals};
 pub(crate) use trial::{Trial, TrialFindings, TrialSet};
+pub(crate) use turns::OpenBlocks;
 
 use crate::report::metrics;
 use crate::report::refusal::Refusal;
 use scan_set::AttemptMatchers;
+use turns::ScanTurns;
 
-/// A body that is searched as a whole takes a while from this size on.
-const LARGE_BODY: usize = 64 << 10;
+/// A head from this size on is searched in a turn of its sandbox.
+const LARGE_HEAD: usize = 4 << 10;
 /// Cookies of one response that are remembered.
 const MAX_COOKIES: usize = 64;
 
@@ -72,6 +76,7 @@ pub(crate) struct Inspection {
     host: String,
     signals: Arc<SandboxSignals>,
     matchers: Arc<AttemptMatchers>,
+    turns: Arc<ScanTurns>,
     observation: Option<ShapeObservation>,
 }
 
@@ -91,22 +96,16 @@ impl Inspection {
         };
         let matchers = AttemptMatchers::new(&set, &signals, Some(permit), banks, now_ms());
         let host = permit.host().to_string();
-        let mut inspection =
-            Inspection { permit: permit.clone(), host, signals, matchers, observation: None };
+        let (permit, turns) = (permit.clone(), inspector.turns().clone());
+        let mut inspection = Inspection { permit, host, signals, matchers, turns, observation: None };
         let mut found = Vec::new();
         inspection.look_at_name(&mut found);
         match content {
             AttemptContent::Name => {}
-            AttemptContent::Request(head) => inspection.look_at_head(head, &mut found),
+            AttemptContent::Request(head) => inspection.look_at_head(head, &mut found).await,
             AttemptContent::Call { head, body, .. } => {
-                inspection.look_at_head(head, &mut found);
-                match body.len() > LARGE_BODY {
-                    // Gives the other tasks of this worker to another thread meanwhile.
-                    true => tokio::task::block_in_place(|| {
-                        body::scan_whole(&inspection.matchers, body, &mut found);
-                    }),
-                    false => body::scan_whole(&inspection.matchers, body, &mut found),
-                }
+                inspection.look_at_head(head, &mut found).await;
+                body::search_whole(&inspection.matchers, &inspection.turns, body, &mut found).await;
             }
         }
         inspection.judge(found, record).await?;
@@ -114,9 +113,9 @@ impl Inspection {
     }
 
     /// Returns the inspector of the request's body, if bodies are searched.
-    pub(crate) fn body(&self, encoding: Option<&[u8]>, framing: BodyFraming) -> Option<BodyInspector> {
+    pub(crate) fn body(&self, encoding: Option<&[u8]>) -> Option<BodyInspector> {
         let searched = self.permit.signals().bodies() == BodyInspection::Searched;
-        searched.then(|| BodyInspector::new(&self.matchers, encoding, framing))
+        searched.then(|| BodyInspector::new(&self.matchers, encoding, &self.turns))
     }
 
     /// Records findings, and refuses what the policy denies.
@@ -192,7 +191,12 @@ impl Inspection {
         drop(self.judge(found, record).await);
     }
 
-    fn look_at_head(&mut self, head: &RequestHead<'_>, found: &mut Vec<Signal>) {
+    async fn look_at_head(&mut self, head: &RequestHead<'_>, found: &mut Vec<Signal>) {
+        let (turns, signals) = (self.turns.clone(), self.signals.clone());
+        let _turn = match head.size() >= LARGE_HEAD {
+            true => Some(turns.wait(&signals).await),
+            false => None,
+        };
         let blocked = self.signals.blocked(&self.host, now_ms()).map(findings::repeated);
         found.extend(blocked.filter(|signal| self.mode(signal) == SignalMode::Deny));
         head::scan(&self.matchers, head, found);

@@ -18,6 +18,7 @@ use rules::signals::{Signal, SignalCode, SignalMode, SignalPlace, ViewMatcher};
 use serde::{Deserialize, Serialize};
 
 use super::state::SandboxSignals;
+use super::turns::ScanTurns;
 use crate::credential::CredentialStore;
 use crate::state_file::{Durability, read_state, write_atomic};
 
@@ -30,12 +31,14 @@ pub(crate) struct Inspector {
     canaries: Arc<CanaryStore>,
     credentials: Arc<CredentialStore>,
     current: ArcSwap<ScanSet>,
+    turns: Arc<ScanTurns>,
 }
 
 /// What to look for, compiled.
 pub(crate) struct ScanSet {
     patterns: Arc<PatternSet>,
     canaries: Arc<CanarySet>,
+    has_credentials: bool,
     /// The versions of credentials and canaries that it was made from.
     made_from: (u64, u64),
 }
@@ -61,7 +64,8 @@ impl Inspector {
         credentials: Arc<CredentialStore>,
     ) -> anyhow::Result<Self> {
         let current = ScanSet::compile(&own_patterns, &canaries, &credentials)?;
-        Ok(Inspector { own_patterns, canaries, credentials, current: ArcSwap::from_pointee(current) })
+        let (current, turns) = (ArcSwap::from_pointee(current), Arc::new(ScanTurns::new()));
+        Ok(Inspector { own_patterns, canaries, credentials, current, turns })
     }
 
     /// Returns what to look for now.
@@ -83,6 +87,10 @@ impl Inspector {
         }
     }
 
+    pub(super) fn turns(&self) -> &Arc<ScanTurns> {
+        &self.turns
+    }
+
     pub(crate) fn canaries(&self) -> &Arc<CanaryStore> {
         &self.canaries
     }
@@ -102,11 +110,14 @@ impl ScanSet {
             code: SignalCode::CanaryUsed,
             bytes: value.as_bytes().to_vec(),
         });
-        let exact_values = canary_values.chain(credentials.exact_values()).collect();
+        let credentials: Vec<ExactValue> = credentials.exact_values();
+        let has_credentials = !credentials.is_empty();
+        let exact_values = canary_values.chain(credentials).collect();
         let settings =
             SecretSettings { known_shapes: true, own_patterns: own_patterns.to_vec(), exact_values };
         let patterns = PatternSet::compile(&settings).context("the patterns to search for")?;
-        Ok(ScanSet { patterns: Arc::new(patterns), canaries: Arc::new(set), made_from: (version, made) })
+        let (patterns, canaries) = (Arc::new(patterns), Arc::new(set));
+        Ok(ScanSet { patterns, canaries, has_credentials, made_from: (version, made) })
     }
 }
 
@@ -195,6 +206,8 @@ pub(super) struct AttemptMatchers {
     patterns: Arc<PatternSet>,
     canaries: Arc<CanarySet>,
     signals: Arc<SandboxSignals>,
+    /// Whether `patterns` has values that only Sandbar may send.
+    has_credentials: bool,
     flow: FlowSnapshot,
     /// None for a name that no rule allows.
     permit: Option<Permit>,
@@ -216,6 +229,7 @@ impl AttemptMatchers {
             patterns: set.patterns.clone(),
             canaries: set.canaries.clone(),
             signals: signals.clone(),
+            has_credentials: set.has_credentials,
             flow: signals.flow_snapshot(),
             permit: permit.cloned(),
             own_banks: banks.to_vec(),
@@ -238,7 +252,11 @@ impl AttemptMatchers {
         FlowFeed { matcher, attempt: self.clone(), seen: 0, scratch: Vec::new() }
     }
 
-    /// Returns whether the rules deny content, other than by default.
+    pub(super) fn signals(&self) -> &SandboxSignals {
+        &self.signals
+    }
+
+    /// Returns whether anything that can be found in content is denied: what Sandbar injects always is.
     pub(super) fn denies_content(&self) -> bool {
         self.permit.as_ref().is_some_and(|permit| self.denies_content_by(permit.signals()))
     }
@@ -246,7 +264,8 @@ impl AttemptMatchers {
     fn denies_content_by(&self, terms: &SignalTerms) -> bool {
         let denies = |kind| terms.mode(kind) == SignalMode::Deny;
         let canaries = !self.canaries.canaries().is_empty() && denies(SignalKind::Canaries);
-        canaries || denies(SignalKind::Secrets) || (self.has_flow() && denies(SignalKind::MemoryFlow))
+        let flow = self.has_flow() && denies(SignalKind::MemoryFlow);
+        self.has_credentials || canaries || flow || denies(SignalKind::Secrets)
     }
 
     /// Returns what `terms` do about a signal. Where content is denied, what cannot be searched is denied too, or it
@@ -304,6 +323,10 @@ impl ViewMatcher for CanaryFeed {
     fn undecided(&self) -> usize {
         self.scanner.undecided()
     }
+
+    fn begun(&self) -> usize {
+        self.scanner.begun()
+    }
 }
 
 /// Compares with recalled text, and asks the permit who may receive it.
@@ -348,5 +371,9 @@ impl ViewMatcher for FlowFeed {
 
     fn undecided(&self) -> usize {
         self.matcher.undecided()
+    }
+
+    fn begun(&self) -> usize {
+        self.matcher.begun()
     }
 }

@@ -21,7 +21,9 @@ use rules::signals::shape::HostShape;
 use rules::signals::{Signal, SignalCode, SignalMode, SignalPlace};
 use serde::{Deserialize, Serialize};
 use sys::file::{self, Mode};
+use tokio::sync::Semaphore;
 
+use super::turns::OpenBlockCount;
 use crate::state_file::{Durability, read_state, write_atomic};
 
 /// The directory of these files, inside the log directory.
@@ -59,6 +61,10 @@ pub(crate) struct SandboxSignals {
     bits: tokio::sync::Mutex<HeaderAccount>,
     memory: Mutex<SignalMemory>,
     changed: AtomicBool,
+    /// Held while a piece of what the sandbox sends is searched.
+    scan_turn: Semaphore,
+    /// Bodies that leave in blocks now.
+    open_blocks: OpenBlockCount,
 }
 
 #[derive(Default)]
@@ -182,11 +188,13 @@ impl SandboxSignals {
             path,
             memory: Mutex::new(memory),
             changed: AtomicBool::new(false),
+            scan_turn: Semaphore::new(1),
+            open_blocks: OpenBlockCount::default(),
         }
     }
 
     /// Remembers nothing yet, and is never stored.
-    pub(super) fn unstored() -> anyhow::Result<Self> {
+    pub(crate) fn unstored() -> anyhow::Result<Self> {
         let keys = SignalKeys::from_bytes(PathBuf::new(), &certs::random_bytes()?);
         Ok(SandboxSignals {
             bits: tokio::sync::Mutex::new(HeaderAccount::new(keys.digest)),
@@ -194,11 +202,21 @@ impl SandboxSignals {
             path: PathBuf::new(),
             memory: Mutex::default(),
             changed: AtomicBool::new(false),
+            scan_turn: Semaphore::new(1),
+            open_blocks: OpenBlockCount::default(),
         })
     }
 
     pub(super) fn keys(&self) -> &SignalKeys {
         &self.keys
+    }
+
+    pub(super) fn scan_turn(&self) -> &Semaphore {
+        &self.scan_turn
+    }
+
+    pub(super) fn open_blocks(&self) -> &OpenBlockCount {
+        &self.open_blocks
     }
 
     /// Prices a request that is about to leave (P19). No other request of the sandbox is priced until the result is

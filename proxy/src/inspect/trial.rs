@@ -4,7 +4,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use rules::Permit;
 use rules::signals::bits::HeaderAccount;
 use rules::signals::secrets::OwnPattern;
@@ -13,7 +12,7 @@ use rules::signals::shape::ShapeThresholds;
 use rules::signals::{Signal, SignalCode, SignalMode, SignalPlace};
 use serde::Serialize;
 
-use super::body::{BodyFraming, BodyInspector};
+use super::body::search_at_once;
 use super::head::RequestHead;
 use super::scan_set::{AttemptMatchers, CanaryStore, ScanSet};
 use super::state::SandboxSignals;
@@ -152,11 +151,9 @@ impl Trial {
     }
 
     /// Looks at the body, unless the policy skips bodies.
-    pub(crate) fn look_at_body(&self, body: Vec<u8>, encoding: Option<&[u8]>, found: &mut TrialFindings) {
+    pub(crate) fn look_at_body(&self, body: &[u8], encoding: Option<&[u8]>, found: &mut TrialFindings) {
         if self.terms.bodies() == BodyInspection::Searched {
-            let body = Bytes::from(body);
-            let mut inspector = BodyInspector::new(&self.matchers, encoding, BodyFraming::Length);
-            let (signals, _) = inspector.feed(Some(&body), true);
+            let signals = search_at_once(&self.matchers, encoding, body);
             found.content.extend(self.describe(&signals));
         }
     }

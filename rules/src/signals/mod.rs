@@ -118,6 +118,12 @@ pub trait ViewMatcher {
     /// Returns how many of the last bytes fed may belong to something that is not complete yet. With `deny`, the caller
     /// holds that many back; each matcher names its bound.
     fn undecided(&self) -> usize;
+
+    /// Returns how many of them are the beginning of something already: [`ViewMatcher::undecided`] without bytes that
+    /// are kept because any text could go on to match.
+    fn begun(&self) -> usize {
+        self.undecided()
+    }
 }
 
 impl fmt::Display for SignalMode {

@@ -253,6 +253,11 @@ impl ViewMatcher for CanaryScanner {
     fn undecided(&self) -> usize {
         self.tail_length
     }
+
+    /// None: whole values are matched elsewhere, and the tail is kept whatever it is.
+    fn begun(&self) -> usize {
+        0
+    }
 }
 
 fn all_differ<T: Eq + Hash>(items: impl Iterator<Item = T>) -> bool {

@@ -3,9 +3,9 @@
 //! Any bytes may look like a header, so what begins with one is an attempt: corrupt data and a missing end are not
 //! reported, and attempts are bounded in number. A header may hide in the name field of another; both are read.
 
-use super::Shared;
 use super::nested::{BLOCK_SLACK, BOMB};
 use super::view::View;
+use super::{Shared, UndecidedTail};
 use crate::signals::Encoding;
 use crate::signals::decode::Trouble;
 use crate::signals::decode::compressed::{GZIP_START, Inflater, is_gzip_start};
@@ -70,9 +70,9 @@ impl GzipParts {
         self.open.drain(..).for_each(|mut part| part.close(shared));
     }
 
-    pub(super) fn undecided(&self) -> usize {
+    pub(super) fn undecided(&self, tail: UndecidedTail) -> usize {
         let views = self.open.iter().filter_map(|part| part.view.as_ref());
-        let held = views.map(|view| match view.undecided() {
+        let held = views.map(|view| match view.undecided(tail) {
             0 => 0,
             undecided => undecided * 2 + BLOCK_SLACK,
         });

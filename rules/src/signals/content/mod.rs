@@ -19,6 +19,9 @@ use super::{Encoding, Signal, SignalCode, SignalPlace, ViewMatcher};
 
 /// Most bytes that [`ContentScanner::undecided`] asks to hold back.
 pub const MAX_UNDECIDED: usize = 64 * 1024;
+/// Fewest bytes of an incomplete match, in the view where it is, that [`UndecidedTail::Begun`] counts: fewer occur in
+/// any text, and say too little to wait for.
+pub const MIN_BEGUN: usize = 12;
 /// Most findings per request: of canaries, credentials and recalled text together, and as many of everything else.
 pub const MAX_SIGNALS: usize = 32;
 /// Most decoded views open at a time.
@@ -43,6 +46,16 @@ pub type BoxedMatcher = Box<dyn ViewMatcher + Send + Sync>;
 /// Makes the matchers of a view.
 pub trait MatcherFactory: Send + Sync {
     fn matchers(&self) -> Vec<BoxedMatcher>;
+}
+
+/// Which incomplete matches count as undecided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UndecidedTail {
+    /// All that are possible, however little of them is there. More of the content follows, so nobody waits for it.
+    Possible,
+    /// Those of which at least [`MIN_BEGUN`] bytes are there. What follows may depend on an answer to what came so far,
+    /// so nothing is held back that every text could be.
+    Begun,
 }
 
 /// Bounds of one request.
@@ -93,6 +106,22 @@ struct Shared {
 impl<F: Fn() -> Vec<BoxedMatcher> + Send + Sync> MatcherFactory for F {
     fn matchers(&self) -> Vec<BoxedMatcher> {
         self()
+    }
+}
+
+impl UndecidedTail {
+    /// Returns `bytes` if there are enough of them to count.
+    fn at_least(self, bytes: usize) -> usize {
+        match self {
+            UndecidedTail::Possible => bytes,
+            UndecidedTail::Begun => {
+                if bytes < MIN_BEGUN {
+                    0
+                } else {
+                    bytes
+                }
+            }
+        }
     }
 }
 
@@ -218,8 +247,8 @@ impl ContentScanner {
     /// Returns how many of the last raw bytes to hold back, so that nothing of a match that is not complete has left,
     /// raw or encoded. At most [`MAX_UNDECIDED`]: a match in an encoded run that began longer ago is still found and can
     /// still be denied, but its beginning has left by then.
-    pub fn undecided(&self) -> usize {
-        self.raw.undecided().min(MAX_UNDECIDED)
+    pub fn undecided(&self, tail: UndecidedTail) -> usize {
+        self.raw.undecided(tail).min(MAX_UNDECIDED)
     }
 
     /// Returns what did not decode so far in this request.

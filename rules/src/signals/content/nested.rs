@@ -1,8 +1,8 @@
 //! What is encoded in a view: runs of an alphabet, stretches with escapes, compressed streams.
 
-use super::Shared;
 use super::gzip_parts::GzipParts;
 use super::view::View;
+use super::{Shared, UndecidedTail};
 use crate::signals::Encoding;
 use crate::signals::decode::Trouble;
 use crate::signals::decode::alphabet::{
@@ -116,22 +116,22 @@ impl Nested {
         });
     }
 
-    pub(super) fn undecided(&self) -> usize {
+    pub(super) fn undecided(&self, tail: UndecidedTail) -> usize {
         let escapes =
-            self.escapes.iter().map(|escapes| escapes.undecided(self.offset)).max().unwrap_or_default();
+            self.escapes.iter().map(|escapes| escapes.undecided(self.offset, tail)).max().unwrap_or_default();
         let others = self
             .others
             .iter()
-            .map(|(tracker, decoder)| tracker.carried().max(decoder.undecided()))
+            .map(|(tracker, decoder)| tail.at_least(tracker.carried()).max(decoder.undecided(tail)))
             .max()
             .unwrap_or_default();
         let parts = [
-            self.base64_runs.carried(),
-            self.base64.undecided(),
+            tail.at_least(self.base64_runs.carried()),
+            self.base64.undecided(tail),
             others,
             escapes,
-            self.compressed.undecided(),
-            self.gzip_parts.undecided(),
+            self.compressed.undecided(tail),
+            self.gzip_parts.undecided(tail),
         ];
         let most = parts.into_iter().max().unwrap_or_default();
         most.min(usize::try_from(self.offset).unwrap_or(usize::MAX))
@@ -313,15 +313,16 @@ impl RunDecoder {
         if self.encoding == Encoding::Base64 { base64_flavour(&self.head) } else { self.encoding }
     }
 
-    fn undecided(&self) -> usize {
-        if !self.is_inside {
+    fn undecided(&self, tail: UndecidedTail) -> usize {
+        if !self.is_inside || tail.at_least(self.length) == 0 {
             return 0;
         }
         if !self.is_open {
             return self.length + RUN_SLACK;
         }
         let held = self.phases.iter().flatten().map(|phase| {
-            match phase.view.undecided() + phase.decoder.pending() {
+            let pending = if tail == UndecidedTail::Possible { phase.decoder.pending() } else { 0 };
+            match phase.view.undecided(tail) + pending {
                 0 => 0,
                 // Two characters for each byte at most, and some of them break lines.
                 undecided => undecided * 2 + undecided / 8 + RUN_SLACK,
@@ -488,13 +489,16 @@ impl Escapes {
         }
     }
 
-    fn undecided(&self, offset: u64) -> usize {
+    fn undecided(&self, offset: u64, tail: UndecidedTail) -> usize {
         let since = usize::try_from(offset - self.begin.min(offset)).unwrap_or(usize::MAX);
         let open = self
             .view
             .as_ref()
-            .map_or(0, |view| view.undecided().saturating_mul(self.syntax.widest).min(since));
-        open + self.partial.len()
+            .map_or(0, |view| view.undecided(tail).saturating_mul(self.syntax.widest).min(since));
+        match (tail, open) {
+            (UndecidedTail::Begun, 0) => 0,
+            (UndecidedTail::Begun | UndecidedTail::Possible, _) => open + self.partial.len(),
+        }
     }
 }
 
@@ -595,11 +599,11 @@ impl Compressed {
         }
     }
 
-    fn undecided(&self) -> usize {
+    fn undecided(&self, tail: UndecidedTail) -> usize {
         match self {
-            Compressed::Unknown(head) => head.len(),
+            Compressed::Unknown(head) => tail.at_least(head.len()),
             Compressed::Declared(_) | Compressed::No => 0,
-            Compressed::Stream(_, view, _) => match view.undecided() {
+            Compressed::Stream(_, view, _) => match view.undecided(tail) {
                 0 => 0,
                 undecided => undecided * 2 + BLOCK_SLACK,
             },

@@ -85,8 +85,15 @@ fn scan(scanner: &mut ContentScanner, pieces: &[&[u8]]) -> BTreeSet<Finding> {
     for piece in pieces {
         scanner.feed(piece, &mut signals);
         sent += piece.len();
-        assert!(scanner.undecided() <= MAX_UNDECIDED && scanner.shared.open <= MAX_OPEN_VIEWS);
-        assert!(scanner.undecided() <= sent, "{} of {sent}", scanner.undecided());
+        assert!(
+            scanner.undecided(UndecidedTail::Possible) <= MAX_UNDECIDED
+                && scanner.shared.open <= MAX_OPEN_VIEWS
+        );
+        assert!(
+            scanner.undecided(UndecidedTail::Possible) <= sent,
+            "{} of {sent}",
+            scanner.undecided(UndecidedTail::Possible)
+        );
     }
     scanner.finish(&mut signals);
     assert_eq!(scanner.shared.open, 0, "a view is left open");
@@ -483,7 +490,7 @@ fn findings_have_a_bound() {
 }
 
 /// Sends what the scanner does not hold back, and returns what had left when it found something.
-fn left_at_finding(content: &[u8], piece: usize) -> Option<usize> {
+fn left_at_finding(content: &[u8], piece: usize, tail: UndecidedTail) -> Option<usize> {
     let mut scanner = scanner(SignalPlace::Body);
     let mut signals = Vec::new();
     let mut sent = 0;
@@ -492,7 +499,7 @@ fn left_at_finding(content: &[u8], piece: usize) -> Option<usize> {
         if !signals.is_empty() {
             return Some(sent);
         }
-        sent = sent.max((at * piece + bytes.len()).saturating_sub(scanner.undecided()));
+        sent = sent.max((at * piece + bytes.len()).saturating_sub(scanner.undecided(tail)));
     }
     scanner.finish(&mut signals);
     (!signals.is_empty()).then_some(sent)
@@ -512,13 +519,46 @@ fn nothing_of_a_secret_leaves_before_it_is_found() {
             let scheme = if what.starts_with("connection") { &b"postgres:"[..] } else { b"" };
             let free = prose.len() + encoding.map_or(scheme.to_vec(), |kind| encode(kind, scheme)).len();
             for piece in [1, 3, 16, 100] {
-                let left = left_at_finding(&content, piece);
+                let left = left_at_finding(&content, piece, UndecidedTail::Possible);
                 assert!(
                     left.is_some_and(|left| left <= free),
                     "{what} in {encoding:?} by {piece}: {left:?} left"
                 );
             }
         }
+    }
+}
+
+/// A client that pauses behind every byte gets out what is too short to hold back, and no more.
+#[test]
+fn a_pause_lets_out_less_than_a_begun_match() {
+    for (what, secret) in samples() {
+        for encoding in [None, Some(Encoding::Base64), Some(Encoding::Hex), Some(Encoding::JsonEscapes)] {
+            let encoded =
+                |text: &str| encoding.map_or(text.as_bytes().to_vec(), |kind| encode(kind, text.as_bytes()));
+            let prose = b"some text before it, ";
+            let content = [prose, &encoded(&secret)[..], b" and text after it"].concat();
+            let scheme = if what.starts_with("connection") { "postgres:" } else { "" };
+            let begun = format!("{scheme}{}", "x".repeat(MIN_BEGUN));
+            let free = prose.len() + encoded(&begun).len();
+            for piece in [1, 3, 16, 100] {
+                let left = left_at_finding(&content, piece, UndecidedTail::Begun);
+                assert!(
+                    left.is_some_and(|left| left <= free),
+                    "{what} in {encoding:?} by {piece}: {left:?} left of {free}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_held_of_what_any_text_could_be() {
+    for text in ["ping", "{\"id\":7}\n", "hello gh", "SELECT 1;", "YWJj", "%4", "ready\n"] {
+        let mut scanner = scanner(SignalPlace::Body);
+        let mut signals = Vec::new();
+        scanner.feed(text.as_bytes(), &mut signals);
+        assert_eq!(scanner.undecided(UndecidedTail::Begun), 0, "{text}");
     }
 }
 

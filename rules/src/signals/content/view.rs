@@ -1,7 +1,7 @@
 //! A view: bytes as they are, or as one or two encodings give them.
 
 use super::nested::Nested;
-use super::{BoxedMatcher, Shared};
+use super::{BoxedMatcher, Shared, UndecidedTail};
 use crate::signals::Encoding;
 use crate::signals::decode::MAX_DEPTH;
 
@@ -59,10 +59,13 @@ impl View {
         shared.report(&self.encodings);
     }
 
-    /// Returns how many of the last bytes of this view may belong to a match that is not complete.
-    pub(super) fn undecided(&self) -> usize {
-        let matchers = self.matchers.iter().map(|matcher| matcher.undecided()).max().unwrap_or_default();
-        let nested = self.nested.as_ref().map_or(0, |nested| nested.undecided());
-        matchers.max(nested)
+    /// Returns how many of the last bytes of this view belong to a match that is not complete.
+    pub(super) fn undecided(&self, tail: UndecidedTail) -> usize {
+        let matchers = self.matchers.iter().map(|matcher| match tail {
+            UndecidedTail::Possible => matcher.undecided(),
+            UndecidedTail::Begun => tail.at_least(matcher.begun()),
+        });
+        let nested = self.nested.as_ref().map_or(0, |nested| nested.undecided(tail));
+        matchers.max().unwrap_or_default().max(nested)
     }
 }

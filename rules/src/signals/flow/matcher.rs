@@ -192,4 +192,9 @@ impl ViewMatcher for FlowMatcher {
             false => self.fed.min(MAX_UNDECIDED),
         }
     }
+
+    /// None: every text could go on to be recalled text.
+    fn begun(&self) -> usize {
+        0
+    }
 }
