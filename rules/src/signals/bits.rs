@@ -3,8 +3,8 @@
 //! Each request is priced as a codeword of a prefix code, given what the same sandbox said to the same host before.
 //! The code, in order:
 //!
-//! 1. A mark with four values: the next request; the same after a memory was lost or began; a request that was charged
-//!    and did not leave; the end. The last three cost 8 bits each, the first log2(256/253).
+//! 1. A mark with four values: the next request; the same after a memory was lost or began; a partial block of an open
+//!    body, which [`block`] codes; the end. The last three cost 8 bits each, the first log2(256/253).
 //! 2. The request as a whole, if it is an exact repeat of a known one: the choice among the known.
 //! 3. Otherwise, after the escape of step 2, its components in order: method, number of segments, segments, names in
 //!    the query, their values, names of the fields, their values, and within a `cookie` field its names and values. Each
@@ -19,13 +19,14 @@
 //! whoever sees one learns at most N bits, however the sandbox chose it. The 8 bits are part of the budget
 //! ([`BitWindow`]). Not counted are bodies and time: when requests are sent, and in which order among several hosts.
 //!
-//! The receiver knows only what left, so [`HeaderAccount::learn`] is called for that alone. A refused request is
-//! priced and forgotten. One that was charged and learned but did not leave costs [`WITHDRAWN_MILLIBITS`] more, which
-//! pays for its mark. Price, charge and learning of one request are one step: the caller holds a lock over them.
+//! The receiver knows only what left, so [`HeaderAccount::learn`] is called for that alone, when nothing can refuse it
+//! any more. A refused request is priced and forgotten. Price, charge and learning of one request are one step: the
+//! caller holds a lock over them.
 //!
 //! Forgetting keeps the bound, because the code is a prefix code in every state of the tables: a forgotten value is
 //! new again and costs its literal, a forgotten host begins with a mark of 8 bits.
 
+mod block;
 mod digest;
 mod literal;
 mod request;
@@ -34,6 +35,7 @@ mod table;
 mod tests;
 mod window;
 
+pub use block::{PartialBlock, partial_block_price};
 pub use digest::{Digest, DigestKey};
 pub use request::{COMPONENTS, RequestComponents, RequestParts};
 pub use table::{HOST_BYTES, SLOTS, VALUES};
@@ -50,8 +52,6 @@ use table::{HostTable, TableState, Weight};
 
 /// Hosts remembered per sandbox. The one that was used least recently is forgotten first.
 pub const HOSTS: usize = 64;
-/// What a charged request that does not leave costs in addition.
-pub const WITHDRAWN_MILLIBITS: u64 = 8_000;
 /// Components that a price names.
 const DEAREST: usize = 4;
 
