@@ -8,7 +8,7 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use rules::ids::BankId;
 use rules::signals::ViewMatcher;
 use rules::signals::canary::{CanaryScanner, CanarySet, CanaryShape, RANDOM_BYTES, make};
-use rules::signals::flow::{FlowKey, FlowLimits, FlowMatcher, FlowRules, FlowTable, MAX_FINGERPRINTS};
+use rules::signals::flow::{FlowKey, FlowLimits, FlowMatcher, FlowTable, MAX_FINGERPRINTS};
 
 const NOW: u64 = 1_800_000_000;
 const LENGTH: usize = 1 << 20;
@@ -39,7 +39,7 @@ fn bench_matcher(criterion: &mut Criterion) {
         let mut group = criterion.benchmark_group(format!("flow/{size}"));
         group.throughput(Throughput::Bytes(LENGTH as u64));
         for (kind, text) in texts() {
-            let mut matcher = FlowMatcher::new(snapshot.clone(), FlowRules::default(), NOW);
+            let mut matcher = FlowMatcher::new(snapshot.clone(), NOW);
             group.bench_function(BenchmarkId::from_parameter(kind), |bencher| {
                 bencher.iter(|| {
                     let mut found = Vec::new();

@@ -11,7 +11,7 @@ use rules::Permit;
 use rules::ids::BankId;
 use rules::signals::canary::{self, Canary, CanaryScanner, CanarySet, CanaryShape};
 use rules::signals::content::{BoxedMatcher, MatcherFactory};
-use rules::signals::flow::{FlowMatcher, FlowRules, FlowSnapshot, GUARANTEED_RUN};
+use rules::signals::flow::{FlowMatch, FlowMatcher, FlowSnapshot};
 use rules::signals::secrets::{ExactValue, OwnPattern, PatternSet, SecretMatcher, SecretSettings};
 use rules::signals::settings::SignalKind;
 use rules::signals::{Signal, SignalCode, SignalMode, SignalPlace, ViewMatcher};
@@ -234,8 +234,8 @@ impl AttemptMatchers {
     }
 
     pub(super) fn flow_matcher(self: &Arc<Self>) -> FlowFeed {
-        let matcher = FlowMatcher::new(self.flow.clone(), FlowRules::default(), self.now_ms / 1000);
-        FlowFeed { matcher, attempt: self.clone(), seen: 0, scratch: Vec::new() }
+        let matcher = FlowMatcher::new(self.flow.clone(), self.now_ms / 1000);
+        FlowFeed { matcher, attempt: self.clone() }
     }
 
     /// Returns whether the rules deny content, other than by default.
@@ -297,40 +297,23 @@ impl ViewMatcher for CanaryFeed {
 pub(super) struct FlowFeed {
     matcher: FlowMatcher,
     attempt: Arc<AttemptMatchers>,
-    /// Banks that were seen in this view.
-    seen: usize,
-    scratch: Vec<Signal>,
 }
 
 impl ViewMatcher for FlowFeed {
     fn feed(&mut self, bytes: &[u8], found: &mut Vec<Signal>) {
-        self.matcher.feed(bytes, &mut self.scratch);
-        self.scratch.clear(); // the permit decides who may receive what
-        for matched in self.matcher.matched().iter().skip(self.seen) {
-            if !self.attempt.may_receive(&matched.bank) {
-                found.push(Signal {
-                    code: SignalCode::MemoryFlow,
-                    place: SignalPlace::Body,
-                    encodings: Vec::new(),
-                    what: format!("text of memory bank `{}`", matched.bank),
-                    value: matched.characters,
-                    threshold: GUARANTEED_RUN as u64,
-                });
-            }
-        }
-        self.seen = self.matcher.matched().len();
+        let matches = self.matcher.take(bytes).iter();
+        let refused = matches.filter(|matched| !self.attempt.may_receive(&matched.bank));
+        found.extend(refused.map(FlowMatch::signal));
     }
 
     fn finish(&mut self, found: &mut Vec<Signal>) {
-        if self.seen > 0 {
+        if !self.matcher.matched().is_empty() {
             let mut flows = sys::lock(&self.attempt.flows);
             for matched in self.matcher.matched() {
                 *flows.entry(matched.bank.clone()).or_default() += matched.characters;
             }
         }
-        self.seen = 0;
         self.matcher.finish(found);
-        self.scratch.clear();
     }
 
     fn undecided(&self) -> usize {

@@ -40,7 +40,7 @@ mod table;
 mod tests;
 mod window;
 
-pub use matcher::{FlowCarry, FlowMatch, FlowMatcher, FlowRules};
+pub use matcher::{FlowMatch, FlowMatcher};
 pub use stored::FlowTableError;
 pub use table::{Fingerprinter, FlowLimits, FlowSnapshot, FlowTable};
 pub use window::FlowKey;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::storage::{Entry, Insertion, MIN_CAPACITY, Storage};
 use super::window::{FlowKey, Window};
 use super::{
-    DEFAULT_FINGERPRINTS, FlowMatch, FlowMatcher, FlowRules, GRAM, MAX_BANKS, MAX_FINGERPRINTS, MIN_DISTINCT,
+    DEFAULT_FINGERPRINTS, FlowMatch, FlowMatcher, GRAM, MAX_BANKS, MAX_FINGERPRINTS, MIN_DISTINCT,
     PAIR_DISTANCE,
 };
 use crate::ids::BankId;
@@ -218,7 +218,7 @@ impl FlowSnapshot {
         if self.empty || text.len() < GRAM {
             return Vec::new();
         }
-        let mut matcher = FlowMatcher::new(self.clone(), FlowRules::default(), now);
+        let mut matcher = FlowMatcher::new(self.clone(), now);
         matcher.take(text.as_bytes());
         matcher.matched().to_vec()
     }
