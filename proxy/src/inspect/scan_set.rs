@@ -14,7 +14,7 @@ use rules::signals::content::{BoxedMatcher, MatcherFactory};
 use rules::signals::flow::{FlowMatch, FlowMatcher, FlowSnapshot};
 use rules::signals::secrets::{ExactValue, OwnPattern, PatternSet, SecretMatcher, SecretSettings};
 use rules::signals::settings::SignalKind;
-use rules::signals::{Signal, SignalCode, SignalMode, SignalPlace, ViewMatcher};
+use rules::signals::{Signal, SignalCode, SignalMode, ViewMatcher};
 use serde::{Deserialize, Serialize};
 
 use super::state::SandboxSignals;
