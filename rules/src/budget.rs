@@ -1,5 +1,7 @@
 //! Budgets: limits on usage. If several apply, the smallest counts.
 
+pub mod window;
+
 use std::time::Duration;
 
 /// A kind of budget, one per key in a policy.

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rules::budget::window::{self, SlidingWindow};
 use rules::budget::{BudgetKind, UsageKind};
 use serde::{Deserialize, Serialize};
 
-use super::window::{self, SlidingWindow};
 use crate::state_file::read_state;
 
 /// Longest window of a budget, and one part of it, by which usage may count too long.

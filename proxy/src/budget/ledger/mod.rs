@@ -16,7 +16,6 @@ mod charges;
 mod sandbox;
 #[cfg(test)]
 mod tests;
-mod window;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
