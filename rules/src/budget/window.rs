@@ -19,6 +19,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::BudgetKind;
+
 /// Parts of a window; usage expires one part at a time.
 const WINDOW_PARTS: u64 = 60;
 /// The allowance between two writes is the limit divided by this; it counts as used after a crash.
@@ -80,6 +82,11 @@ impl SlidingWindow {
             self.used = self.used.saturating_sub(gone);
         }
         self.used
+    }
+
+    /// Returns what is left of a budget.
+    pub fn left(&mut self, now: u64, budget: BudgetKind, limit: u64) -> u64 {
+        budget.usable(limit).saturating_sub(self.amount_used(now, budget.window()))
     }
 
     /// Counts usage, which must be within [`SlidingWindow::room`].

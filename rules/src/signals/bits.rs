@@ -16,8 +16,10 @@
 //! its components. Prices are -log2 of the shares, rounded up.
 //! So by Kraft's inequality the sum of 2^-price over all sequences of requests that end with the mark of the end is at
 //! most 1. Each sequence of at most N - 8 bits costs at most N with that mark, so there are at most 2^N of them, and
-//! whoever sees one learns at most N bits, however the sandbox chose it. The 8 bits are part of the budget
-//! ([`BitWindow`]). Not counted are bodies and time: when requests are sent, and in which order among several hosts.
+//! whoever sees one learns at most N bits, however the sandbox chose it. A budget sets the [`END_BITS`] aside
+//! ([`crate::budget::BudgetKind::usable`]). There is one sequence for each host, so receivers who put together what
+//! several hosts got learn at most 8 bits more for each further host. Not counted are bodies, and time: when requests
+//! are sent, and in which order among several hosts.
 //!
 //! The receiver knows only what left, so [`HeaderAccount::learn`] is called for that alone, when nothing can refuse it
 //! any more. A refused request is priced and forgotten. Price, charge and learning of one request are one step: the
@@ -33,13 +35,11 @@ mod request;
 mod table;
 #[cfg(test)]
 mod tests;
-mod window;
 
 pub use block::{PartialBlock, partial_block_price};
 pub use digest::{Digest, DigestKey};
 pub use request::{COMPONENTS, RequestComponents, RequestParts};
 pub use table::{HOST_BYTES, SLOTS, VALUES};
-pub use window::{BitWindow, BitsExhausted, WINDOW_MS};
 
 pub(crate) use request::{Component, ComponentContent, ComponentPlace, cookie_slot};
 pub(crate) use table::clock;
@@ -52,6 +52,8 @@ use table::{HostTable, TableState, Weight};
 
 /// Hosts remembered per sandbox. The one that was used least recently is forgotten first.
 pub const HOSTS: usize = 64;
+/// What the end of a sequence of requests costs. A budget sets it aside: see the argument above.
+pub const END_BITS: u64 = 8;
 /// Components that a price names.
 const DEAREST: usize = 4;
 

@@ -166,14 +166,14 @@ fn p19_prices_satisfy_krafts_inequality_in_every_state() {
 fn p19_there_are_at_most_2_to_the_n_sequences_of_n_bits() {
     /// Counts the sequences that cost at most `room` with the mark of their end, from the state of `account`.
     fn count(account: &HeaderAccount, all: &[PlainRequest], room: u64) -> u64 {
-        let Some(room) = room.checked_sub(window::END_MILLIBITS) else { return 0 };
+        let Some(room) = room.checked_sub(END_BITS * 1_000) else { return 0 };
         let mut sequences = 1; // the one that ends here
         for (request, price) in all.iter().zip(prices(account, all)) {
             // Repeats that cost next to nothing would never end; the test of Kraft's inequality has them.
             if price <= room && price > 100 {
                 let mut after = account.clone();
                 learn(&mut after, request);
-                sequences += count(&after, all, room - price + window::END_MILLIBITS);
+                sequences += count(&after, all, room - price + END_BITS * 1_000);
             }
         }
         sequences
@@ -193,7 +193,7 @@ fn p19_there_are_at_most_2_to_the_n_sequences_of_n_bits() {
 fn p19_marks_cost_what_they_leave_to_others() {
     assert!(NEXT as f64 >= (256.0_f64 / 253.0).log2() * BIT as f64);
     assert_eq!(FIRST, 8 * BIT);
-    assert_eq!(window::END_MILLIBITS, 8_000);
+    assert_eq!(END_BITS, 8);
 }
 
 #[test]
