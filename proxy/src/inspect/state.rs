@@ -11,10 +11,10 @@ use std::time::Duration;
 use anyhow::Context;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use rules::budget::BudgetKind;
+use rules::budget::window::SlidingWindow;
 use rules::ids::{BankId, SandboxId};
-use rules::signals::bits::{
-    AccountState, BitWindow, DigestKey, HOSTS, HeaderAccount, RequestComponents, RequestParts, WINDOW_MS,
-};
+use rules::signals::bits::{AccountState, DigestKey, HOSTS, HeaderAccount, RequestComponents, RequestParts};
 use rules::signals::canary::{CanaryScanner, CanarySet, CanaryTracker};
 use rules::signals::flow::{Fingerprinter, FlowKey, FlowLimits, FlowSnapshot, FlowTable};
 use rules::signals::shape::HostShape;
@@ -36,6 +36,8 @@ const MAX_FLOWS: usize = 512;
 /// Bits that a sandbox may say outside bodies in an hour before that is flagged: 128 KiB. A signed request says about
 /// 1,100 bits, so a thousand of them pass. Data in fields and URLs is flagged by its form long before.
 const USUAL_BITS: u64 = 1 << 20;
+/// How long a signal is not repeated, and how long requests are refused because of one.
+const HOUR_MS: u64 = 3_600_000;
 /// Bytes of text of one answer that are remembered.
 pub(crate) const REMEMBERED_BYTES: usize = 1 << 20;
 /// Bytes that are remembered at a time.
@@ -68,7 +70,7 @@ struct SignalMemory {
     uses: u64,
     flow: Option<FlowTable>,
     pieces: Option<CanaryTracker>,
-    bits: BitWindow,
+    bits: SlidingWindow,
     bits_flagged_ms: Option<u64>,
     /// Hosts that requests are refused to, why, and until when.
     blocked: HashMap<String, (SignalCode, u64)>,
@@ -217,9 +219,10 @@ impl SandboxSignals {
     /// Counts bits, and returns a signal once an hour while there are more than [`USUAL_BITS`] in an hour.
     pub(super) fn note_bits(&self, bits: u64, now_ms: u64) -> Option<Signal> {
         let mut memory = sys::lock(&self.memory);
-        memory.bits.charge_beyond(bits.saturating_mul(1000), now_ms);
-        let used = memory.bits.used_millibits(now_ms) / 1000;
-        let quiet = memory.bits_flagged_ms.is_some_and(|at| now_ms.saturating_sub(at) < WINDOW_MS);
+        let hour = BudgetKind::HeaderBitsPerHour.window();
+        memory.bits.charge(now_ms, hour, bits);
+        let used = memory.bits.amount_used(now_ms, hour);
+        let quiet = memory.bits_flagged_ms.is_some_and(|at| now_ms.saturating_sub(at) < HOUR_MS);
         if used <= USUAL_BITS || quiet {
             return None;
         }
@@ -316,7 +319,7 @@ impl SandboxSignals {
         let mut memory = sys::lock(&self.memory);
         memory.blocked.retain(|_, (_, until)| *until > now_ms);
         if memory.blocked.len() < HOSTS {
-            memory.blocked.insert(host.to_owned(), (code, now_ms.saturating_add(WINDOW_MS)));
+            memory.blocked.insert(host.to_owned(), (code, now_ms.saturating_add(HOUR_MS)));
         }
     }
 
