@@ -8,11 +8,13 @@
 //! 2. The request as a whole, if it is an exact repeat of a known one: the choice among the known.
 //! 3. Otherwise, after the escape of step 2, its components in order: method, number of segments, segments, names in
 //!    the query, their values, names of the fields, their values, and within a `cookie` field its names and values. Each
-//!    is a choice among the values known for its slot, or the escape and the literal: a class of 8 alphabets, the
-//!    length in the Elias delta code, and the symbols. A list of names is one choice if the whole list is known.
+//!    is a choice among the values known for its slot, or the escape and a new text. That is a choice again, with fixed
+//!    and public weights (`baseline`): a usual value of its place, a usual beginning and a literal, or a literal. A
+//!    literal is a class of 8 alphabets, the length in the Elias delta code, and the symbols. A list of names is one
+//!    choice if the whole list is known, from earlier requests or from the baseline.
 //!
 //! Every step divides the code space that is left among alternatives whose shares add up to at most 1 (`table`,
-//! `literal`), each step's alternatives follow from what was decoded before, and `request` restores the request from
+//! `baseline`, `literal`), each step's alternatives follow from what was decoded before, and `request` restores the request from
 //! its components. Prices are -log2 of the shares, rounded up.
 //! So by Kraft's inequality the sum of 2^-price over all sequences of requests that end with the mark of the end is at
 //! most 1. Each sequence of at most N - 8 bits costs at most N with that mark, so there are at most 2^N of them, and
@@ -28,6 +30,7 @@
 //! Forgetting keeps the bound, because the code is a prefix code in every state of the tables: a forgotten value is
 //! new again and costs its literal, a forgotten host begins with a mark of 8 bits.
 
+mod baseline;
 mod block;
 mod digest;
 mod literal;
@@ -47,7 +50,8 @@ pub(crate) use table::clock;
 use serde::{Deserialize, Serialize};
 
 use crate::signals::SignalPlace;
-use literal::{BIT, choice_price, count_price, literal_price};
+use baseline::{baseline, field_list_price};
+use literal::{BIT, choice_price, count_price};
 use table::{HostTable, TableState, Weight};
 
 /// Hosts remembered per sandbox. The one that was used least recently is forgotten first.
@@ -101,8 +105,7 @@ pub struct AccountState {
 impl HeaderAccount {
     /// Opens the account of a sandbox that said nothing yet.
     ///
-    /// The first request to a host pays for all its fields, about 2,000 bits. A state that was made before the sandbox
-    /// started, by known clients, makes what they say cheap from the start and keeps the bound.
+    /// The first request to a host pays for all its fields, as far as the baseline does not have them.
     pub fn new(key: DigestKey) -> Self {
         HeaderAccount { key, hosts: Vec::new(), uses: 0 }
     }
@@ -201,15 +204,34 @@ impl HostTable {
         if weight.known {
             return weight.price();
         }
-        let literal = match component.content {
-            ComponentContent::Text => literal_price(component.bytes),
-            ComponentContent::Name => literal_price(component.bytes) + BIT, // whether it has a value
-            ComponentContent::List { count, .. } => {
-                let names = request.names(component.content).iter();
-                count_price(count as u64) + names.map(|name| self.component_price(request, name)).sum::<u64>()
+        let text = || baseline(component.place).cheapest(component.bytes).1;
+        let new = match (component.content, component.place) {
+            (ComponentContent::Text, _) | (ComponentContent::Name, ComponentPlace::FieldName) => text(),
+            (ComponentContent::Name, _) => text() + BIT, // whether it has a value
+            (ComponentContent::List { count, .. }, place) => {
+                self.list_price(request, component, count, place)
             }
         };
-        weight.price().saturating_add(literal)
+        weight.price().saturating_add(new)
+    }
+
+    fn list_price(
+        &self,
+        request: &RequestComponents<'_>,
+        list: &Component<'_>,
+        count: usize,
+        place: ComponentPlace<'_>,
+    ) -> u64 {
+        let names = request.names(list.content).iter();
+        let mut price = 0;
+        if place == ComponentPlace::FieldName {
+            let (known, choice) = field_list_price(names.clone().map(|name| name.bytes));
+            if known.is_some() {
+                return choice;
+            }
+            price = choice;
+        }
+        price + count_price(count as u64) + names.map(|name| self.component_price(request, name)).sum::<u64>()
     }
 
     /// Counts what a request says. A repeat says one thing, and so does a known list.

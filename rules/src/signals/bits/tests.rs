@@ -21,14 +21,17 @@ fn small_request() -> impl Strategy<Value = PlainRequest> {
         4 => prop::sample::select(vec!["", "a", "v1", "items", "7", "x y", "QUJD", "0f"]).prop_map(|t| t.as_bytes().to_vec()),
         1 => prop::collection::vec(any::<u8>().prop_filter("separators", |b| !b"/&=; ?".contains(b)), 0..6),
     ];
+    let usual = vec!["*/*", "application/json", "Bearer 7", "curl/8.5.0", "pip/24.0 x86_64", "\u{e4}/1"];
+    let usual = prop::sample::select(usual).prop_map(|value| value.as_bytes().to_vec());
+    let value = prop_oneof![usual, text.clone()];
     let pair = (text.clone(), prop::option::of(text.clone()));
     let pairs = || prop::collection::vec(pair.clone(), 0..3);
-    let name = prop::sample::select(vec!["accept", "user-agent", "x-a", "x-b"]);
+    let name = prop::sample::select(vec!["accept", "authorization", "user-agent", "x-a", "x-b"]);
     (
-        prop::sample::select(vec!["GET", "POST", "BREW"]),
+        prop::sample::select(vec!["GET", "POST", "BREW", ""]),
         prop::collection::vec(text.clone(), 1..4),
         pairs(),
-        prop::collection::vec((name, text.clone()), 0..4),
+        prop::collection::vec((name, value), 0..4),
         prop::option::of(prop::collection::vec(pair.clone(), 1..3)),
     )
         .prop_map(|(method, segments, query, fields, cookies)| PlainRequest {
@@ -107,14 +110,19 @@ proptest! {
 
 /// All requests of a small world.
 fn all_small_requests() -> Vec<PlainRequest> {
-    let texts = ["", "a", "b", "0", "Z"];
+    let texts = ["", "a", "b", "0", "v1"];
     let mut all = Vec::new();
-    for method in ["", "G", "P"] {
+    for method in ["", "GET", "P"] {
         for path in
             texts.iter().map(|a| vec![*a]).chain(texts.iter().flat_map(|a| texts.map(|b| vec![*a, b])))
         {
             for query in [None, Some(("a", None)), Some(("a", Some("b"))), Some(("b", Some("0")))] {
-                for fields in [vec![], vec![("a", "b")], vec![("a", "0")], vec![("a", "b"), ("b", "b")]] {
+                for fields in [
+                    vec![],
+                    vec![("accept", "*/*")],
+                    vec![("a", "0")],
+                    vec![("accept", "*/*"), ("user-agent", "curl/")],
+                ] {
                     let bytes = |text: &str| text.as_bytes().to_vec();
                     all.push(PlainRequest {
                         method: bytes(method),

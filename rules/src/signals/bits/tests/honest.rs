@@ -63,3 +63,129 @@ fn prices_name_the_dearest_components() {
     assert!((192..220).contains(bits), "{dearest:?}");
     assert!(dearest.windows(2).all(|pair| pair[0].1 >= pair[1].1));
 }
+
+/// The first requests of common clients, as their heads leave: without what follows from the connection or the body.
+type ClientHead = (
+    &'static str,
+    u64,
+    &'static str,
+    &'static str,
+    Option<&'static str>,
+    &'static [(&'static str, &'static str)],
+);
+
+const PIP_AGENT: &str = "pip/24.0 {\"ci\":null,\"cpu\":\"x86_64\",\"distro\":{\"id\":\"bookworm\",\"libc\":{\"lib\":\"glibc\",\
+    \"version\":\"2.36\"},\"name\":\"Debian GNU/Linux\",\"version\":\"12\"},\"implementation\":{\"name\":\"CPython\",\"version\":\
+    \"3.12.7\"},\"installer\":{\"name\":\"pip\",\"version\":\"24.0\"},\"openssl_version\":\"OpenSSL 3.0.15 3 Sep 2024\",\"python\":\
+    \"3.12.7\",\"rustc_version\":\"1.82.0\",\"system\":{\"name\":\"Linux\",\"release\":\"6.1.0-26-amd64\"}}";
+
+const CLIENTS: [ClientHead; 7] = [
+    ("curl", 120, "GET", "/v1/status", None, &[("accept", "*/*"), ("user-agent", "curl/8.5.0")]),
+    (
+        "python-requests",
+        150,
+        "GET",
+        "/v1/status",
+        None,
+        &[("accept", "*/*"), ("accept-encoding", "gzip, deflate"), ("user-agent", "python-requests/2.32.3")],
+    ),
+    (
+        "pip",
+        560,
+        "GET",
+        "/simple/requests/",
+        None,
+        &[
+            (
+                "accept",
+                "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html; q=0.1, text/html; q=0.01",
+            ),
+            ("accept-encoding", "gzip, deflate"),
+            ("cache-control", "max-age=0"),
+            ("user-agent", PIP_AGENT),
+        ],
+    ),
+    (
+        "git",
+        260,
+        "GET",
+        "/owner/repository.git/info/refs",
+        Some("service=git-upload-pack"),
+        &[
+            ("accept", "*/*"),
+            ("accept-encoding", "deflate, gzip, br, zstd"),
+            ("git-protocol", "version=2"),
+            ("pragma", "no-cache"),
+            ("user-agent", "git/2.39.5"),
+        ],
+    ),
+    (
+        "npm",
+        500,
+        "GET",
+        "/left-pad",
+        None,
+        &[
+            ("accept", "application/vnd.npm.install-v1+json; q=1.0, application/json; q=0.8, */*"),
+            ("accept-encoding", "gzip,deflate"),
+            ("npm-auth-type", "web"),
+            ("npm-command", "install"),
+            ("pacote-pkg-id", "registry:left-pad"),
+            ("pacote-req-type", "packument"),
+            ("pacote-version", "18.0.6"),
+            ("user-agent", "npm/10.8.2 node/v20.18.1 linux x64 workspaces/false"),
+        ],
+    ),
+    (
+        "node fetch",
+        150,
+        "GET",
+        "/v1/status",
+        None,
+        &[
+            ("accept", "*/*"),
+            ("accept-encoding", "gzip, deflate"),
+            ("accept-language", "*"),
+            ("sec-fetch-mode", "cors"),
+            ("user-agent", "node"),
+        ],
+    ),
+    (
+        "OpenAI SDK",
+        340,
+        "POST",
+        "/v1/chat/completions",
+        None,
+        &[
+            ("accept", "application/json"),
+            ("accept-encoding", "gzip, deflate"),
+            ("content-type", "application/json"),
+            ("user-agent", "OpenAI/Python 1.54.3"),
+            ("x-stainless-arch", "x64"),
+            ("x-stainless-async", "false"),
+            ("x-stainless-lang", "python"),
+            ("x-stainless-os", "Linux"),
+            ("x-stainless-package-version", "1.54.3"),
+            ("x-stainless-read-timeout", "600"),
+            ("x-stainless-retry-count", "0"),
+            ("x-stainless-runtime", "CPython"),
+            ("x-stainless-runtime-version", "3.12.7"),
+        ],
+    ),
+];
+
+#[test]
+fn p19_first_requests_of_common_clients_cost_some_hundred_bits() {
+    for (client, most, method, path, query, fields) in CLIENTS {
+        let fields: Vec<(&str, &[u8])> =
+            fields.iter().map(|(name, value)| (*name, value.as_bytes())).collect();
+        let parts =
+            RequestParts { method, path: path.as_bytes(), query: query.map(str::as_bytes), fields: &fields };
+        let account = HeaderAccount::new(key());
+        let components = account.split(&parts);
+        let price = account.price("host", &components);
+        let bits = price.millibits.div_ceil(1_000);
+        println!("first request of {client}: {bits} bits, most of them in {:?}", price.dearest(&components));
+        assert!(bits <= most, "{client}: {bits} bits");
+    }
+}
