@@ -11,7 +11,7 @@ use rules::Permit;
 use rules::ids::BankId;
 use rules::signals::canary::{self, Canary, CanaryScanner, CanarySet, CanaryShape};
 use rules::signals::content::{BoxedMatcher, MatcherFactory};
-use rules::signals::flow::{FlowMatch, FlowMatcher, FlowSnapshot};
+use rules::signals::flow::{FlowMatch, FlowMatcher};
 use rules::signals::secrets::{ExactValue, OwnPattern, PatternSet, SecretMatcher, SecretSettings};
 use rules::signals::settings::SignalKind;
 use rules::signals::{Signal, SignalCode, SignalMode, ViewMatcher};
@@ -195,7 +195,6 @@ pub(super) struct AttemptMatchers {
     patterns: Arc<PatternSet>,
     canaries: Arc<CanarySet>,
     signals: Arc<SandboxSignals>,
-    flow: FlowSnapshot,
     /// None for a name that no rule allows.
     permit: Option<Permit>,
     /// The banks that a memory call selects, whose own text may come back to them.
@@ -216,7 +215,6 @@ impl AttemptMatchers {
             patterns: set.patterns.clone(),
             canaries: set.canaries.clone(),
             signals: signals.clone(),
-            flow: signals.flow_snapshot(),
             permit: permit.cloned(),
             own_banks: banks.to_vec(),
             now_ms,
@@ -230,12 +228,11 @@ impl AttemptMatchers {
     }
 
     pub(super) fn has_flow(&self) -> bool {
-        !self.flow.is_empty()
+        self.signals.flow_snapshot().is_some()
     }
 
     pub(super) fn flow_matcher(self: &Arc<Self>) -> FlowFeed {
-        let matcher = FlowMatcher::new(self.flow.clone(), self.now_ms / 1000);
-        FlowFeed { matcher, attempt: self.clone() }
+        FlowFeed { matcher: FlowMatcher::new(self.signals.keys().flow()), attempt: self.clone() }
     }
 
     /// Returns whether the rules deny content, other than by default.
@@ -301,19 +298,20 @@ pub(super) struct FlowFeed {
 
 impl ViewMatcher for FlowFeed {
     fn feed(&mut self, bytes: &[u8], found: &mut Vec<Signal>) {
-        let matches = self.matcher.take(bytes).iter();
+        let Some(snapshot) = self.attempt.signals.flow_snapshot() else { return };
+        let matches = self.matcher.feed(&snapshot, bytes, self.attempt.now_ms / 1000).iter();
         let refused = matches.filter(|matched| !self.attempt.may_receive(&matched.bank));
         found.extend(refused.map(FlowMatch::signal));
     }
 
-    fn finish(&mut self, found: &mut Vec<Signal>) {
+    fn finish(&mut self, _found: &mut Vec<Signal>) {
         if !self.matcher.matched().is_empty() {
             let mut flows = sys::lock(&self.attempt.flows);
             for matched in self.matcher.matched() {
                 *flows.entry(matched.bank.clone()).or_default() += matched.characters;
             }
         }
-        self.matcher.finish(found);
+        self.matcher.finish();
     }
 
     fn undecided(&self) -> usize {

@@ -76,6 +76,7 @@ pub struct HeaderAccount {
     hosts: Vec<HostAccount>,
     /// Counts calls, to find the host that was used least recently.
     uses: u64,
+    most_hosts: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -107,7 +108,7 @@ impl HeaderAccount {
     ///
     /// The first request to a host pays for all its fields, as far as the baseline does not have them.
     pub fn new(key: DigestKey) -> Self {
-        HeaderAccount { key, hosts: Vec::new(), uses: 0 }
+        HeaderAccount { key, hosts: Vec::new(), uses: 0, most_hosts: HOSTS }
     }
 
     /// Opens an account from its stored state. The key must be the one that the state was made with; with another,
@@ -120,7 +121,7 @@ impl HeaderAccount {
             table: HostTable::from_state(table),
         });
         let hosts: Vec<_> = hosts.collect();
-        HeaderAccount { key, uses: hosts.len() as u64, hosts }
+        HeaderAccount { key, uses: hosts.len() as u64, hosts, most_hosts: HOSTS }
     }
 
     /// Returns the account as it is stored.
@@ -128,6 +129,25 @@ impl HeaderAccount {
         let mut hosts: Vec<&HostAccount> = self.hosts.iter().collect();
         hosts.sort_by_key(|host| host.used);
         AccountState { hosts: hosts.iter().map(|host| (host.host, host.table.state())).collect() }
+    }
+
+    /// Returns how many hosts are remembered.
+    pub fn host_count(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// Tells whether a host is remembered, or could be without another being forgotten.
+    pub fn has_room_for(&self, host: &str) -> bool {
+        let host = self.key.digest(host.as_bytes());
+        self.hosts.len() < self.most_hosts || self.hosts.iter().any(|known| known.host == host)
+    }
+
+    /// Remembers at most so many hosts from now on, and at most [`HOSTS`]; forgets those used least recently.
+    pub fn limit_hosts(&mut self, most: usize) {
+        self.most_hosts = most.min(HOSTS);
+        self.hosts.sort_by_key(|host| std::cmp::Reverse(host.used));
+        self.hosts.truncate(self.most_hosts);
+        self.hosts.shrink_to_fit();
     }
 
     /// Splits a request with the key of this account.
@@ -158,7 +178,7 @@ impl HeaderAccount {
 
     fn open(&mut self, host: Digest) -> usize {
         let entry = HostAccount { host, used: self.uses, table: HostTable::default() };
-        if self.hosts.len() < HOSTS {
+        if self.hosts.len() < self.most_hosts {
             self.hosts.push(entry);
             return self.hosts.len() - 1;
         }

@@ -63,7 +63,10 @@ pub const MAX_FINGERPRINTS: usize = 1 << 20;
 /// Fingerprints in a table unless the caller says otherwise, about 4 MB of recalled text.
 pub const DEFAULT_FINGERPRINTS: usize = 1 << 18;
 
-/// Most banks that a table has labels for.
+/// Fingerprints that every table has room for.
+pub const MIN_FINGERPRINTS: usize = storage::MIN_CAPACITY;
+
+/// Most banks that a table has labels for; it has one for each 16 fingerprints.
 pub const MAX_BANKS: usize = 4096;
 
 /// Most banks that one fingerprint is kept for. The one recalled least recently gives way.

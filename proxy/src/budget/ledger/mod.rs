@@ -34,6 +34,7 @@ use tokio::time::{Instant, timeout};
 use self::account::{BudgetLine, BudgetOwner, SandboxAccount};
 pub(crate) use self::charges::{Charges, Exhausted};
 use self::sandbox::SandboxState;
+use crate::budget::quota::Quotas;
 use crate::inspect::{SandboxSignals, SignalKeys};
 
 /// Directory of the account files, inside the log directory.
@@ -54,6 +55,7 @@ pub(crate) struct Ledger {
     sandboxes: Mutex<SandboxTable>,
     state_files: Worker,
     signal_keys: SignalKeys,
+    quotas: Arc<Quotas>,
 }
 
 /// The sandboxes of the rules in force, and those that have left and still have open connections.
@@ -71,7 +73,12 @@ impl Ledger {
     /// # Errors
     ///
     /// Returns an error for an unreadable account: starting without it would refill its budgets.
-    pub(crate) fn open(dir: &Path, rules: &RuleSet, state_files: Worker) -> anyhow::Result<Self> {
+    pub(crate) fn open(
+        dir: &Path,
+        rules: &RuleSet,
+        state_files: Worker,
+        quotas: Arc<Quotas>,
+    ) -> anyhow::Result<Self> {
         let signal_keys = SignalKeys::open(dir)?;
         let dir = dir.join(BUDGETS_DIR);
         let shown = dir.display();
@@ -88,12 +95,12 @@ impl Ledger {
         let states = configured.iter().map(|id| {
             let account = accounts.remove(id);
             let account = account.unwrap_or_else(|| SandboxAccount::new(account_path(&dir, id)));
-            let signals = SandboxSignals::open(&signal_keys, id);
+            let signals = SandboxSignals::open(&signal_keys, id, &quotas);
             (id.clone(), Arc::new(SandboxState::new(account, now, signals)))
         });
         let states: HashMap<SandboxId, Arc<SandboxState>> = states.collect();
         let sandboxes = Mutex::new(SandboxTable { states, configured, swept: None });
-        Ok(Ledger { dir, begun: (now, Instant::now()), sandboxes, state_files, signal_keys })
+        Ok(Ledger { dir, begun: (now, Instant::now()), sandboxes, state_files, signal_keys, quotas })
     }
 
     /// Reads the accounts of sandboxes that join, before rules that name them are in force. Blocks.
@@ -110,7 +117,7 @@ impl Ledger {
             let path = account_path(&self.dir, &id);
             match SandboxAccount::read(&path) {
                 Ok(account) => {
-                    let signals = SandboxSignals::open(&self.signal_keys, &id);
+                    let signals = SandboxSignals::open(&self.signal_keys, &id, &self.quotas);
                     let state = Arc::new(SandboxState::new(account, self.now(), signals));
                     self.table().states.insert(id, state);
                 }

@@ -254,6 +254,16 @@ fn accounts_survive_storage_and_forget_the_oldest_host() {
         assert_eq!(restored.price(host, &components).repeat, known, "{host}");
         assert_eq!(restored.price(host, &components), account.price(host, &components), "{host}");
     }
-    let other = HeaderAccount::from_state(DigestKey::new([1; 16]), &account.state());
+    account.limit_hosts(2);
+    assert_eq!(account.host_count(), 2);
+    for (host, known) in [("host-64", true), ("host-63", true), ("host-62", false)] {
+        assert_eq!(account.has_room_for(host), known, "{host}");
+        assert_eq!(account.price(host, &components).repeat, known, "{host}");
+    }
+    let components = account.split(&parts);
+    account.limit_hosts(0);
+    account.learn("host-64", &components);
+    assert_eq!(account.host_count(), 0, "nothing is remembered");
+    let other = HeaderAccount::from_state(DigestKey::new([1; 16]), &restored.state());
     assert!(!other.price("host-1", &other.split(&parts)).repeat);
 }

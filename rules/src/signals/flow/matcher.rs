@@ -3,10 +3,10 @@
 use hashbrown::HashMap;
 
 use super::table::{FlowSnapshot, seconds};
-use super::window::Window;
+use super::window::{FlowKey, Window};
 use super::{GUARANTEED_RUN, MAX_UNDECIDED};
 use crate::ids::BankId;
-use crate::signals::{Signal, SignalCode, SignalPlace, ViewMatcher};
+use crate::signals::{Signal, SignalCode, SignalPlace};
 
 /// How much of a bank's text was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,15 +17,14 @@ pub struct FlowMatch {
 }
 
 /// Looks for recalled text in one view of what leaves, and returns each bank once, at the first match;
-/// [`FlowMatcher::matched`] has the running count. Who may receive a bank's text is decided by the caller.
+/// [`FlowMatcher::matched`] has the running count. Who may receive a bank's text is decided by the caller, who also
+/// brings the snapshot for each piece: a matcher that kept one would keep the memory of outdated tables.
 ///
 /// A view may be more than one stretch of bytes. Fields of a request, or the values of its query, fed in sequence
-/// without [`ViewMatcher::finish`] between them, count as one text: a text that is split over them is recognised. A
+/// without [`FlowMatcher::finish`] between them, count as one text: a text that is split over them is recognised. A
 /// text that is split over requests is recognised if each piece has [`GUARANTEED_RUN`] characters.
 #[derive(Debug)]
 pub struct FlowMatcher {
-    snapshot: FlowSnapshot,
-    now: u32,
     window: Window,
     found: Found,
     fed: usize,
@@ -35,7 +34,7 @@ pub struct FlowMatcher {
 struct Found {
     matches: Vec<FlowMatch>,
     /// For each bank its place in `matches` and where it matched last.
-    places: HashMap<u16, (usize, u64), foldhash::fast::FixedState>,
+    places: HashMap<BankId, (usize, u64), foldhash::fast::FixedState>,
 }
 
 impl FlowMatch {
@@ -53,14 +52,9 @@ impl FlowMatch {
 }
 
 impl FlowMatcher {
-    pub fn new(snapshot: FlowSnapshot, now: u64) -> Self {
-        FlowMatcher {
-            window: Window::new(&snapshot.key),
-            snapshot,
-            now: seconds(now),
-            found: Found::default(),
-            fed: 0,
-        }
+    /// Makes one for tables with the same key.
+    pub fn new(key: &FlowKey) -> Self {
+        FlowMatcher { window: Window::new(key), found: Found::default(), fed: 0 }
     }
 
     /// Returns what was found in this view so far.
@@ -69,19 +63,31 @@ impl FlowMatcher {
     }
 
     /// Takes the next bytes, and returns the banks that are found in this view for the first time.
-    pub fn take(&mut self, bytes: &[u8]) -> &[FlowMatch] {
-        if self.snapshot.is_empty() {
+    pub fn feed(&mut self, snapshot: &FlowSnapshot, bytes: &[u8], now: u64) -> &[FlowMatch] {
+        if snapshot.is_empty() {
             return &[];
         }
         let known = self.found.matches.len();
         self.fed = self.fed.saturating_add(bytes.len());
-        let (snapshot, now, found) = (&self.snapshot, self.now, &mut self.found);
+        let (now, found) = (seconds(now), &mut self.found);
         self.window.feed_alternate(bytes, |characters, hash| {
             if snapshot.storage.may_contain(hash) {
                 found.look_up(snapshot, hash, characters, now);
             }
         });
         self.found.matches.get(known..).unwrap_or_default()
+    }
+
+    /// Ends the view. The matcher is ready for another one.
+    pub fn finish(&mut self) {
+        self.window.clear();
+        self.found = Found::default();
+        self.fed = 0;
+    }
+
+    /// Returns how many of the last bytes may belong to a run that is not recognised yet.
+    pub fn undecided(&self) -> usize {
+        self.fed.min(MAX_UNDECIDED)
     }
 }
 
@@ -95,10 +101,12 @@ impl Found {
             }
             // A bank that is newer than the snapshot has no label here.
             let Some(bank) = snapshot.banks.get(usize::from(entry.bank)) else { return };
-            let (at, last) = self.places.entry(entry.bank).or_insert_with(|| {
+            // By name: the index of a bank may change with the snapshot.
+            if !self.places.contains_key(bank) {
+                self.places.insert(bank.clone(), (self.matches.len(), 0));
                 self.matches.push(FlowMatch { bank: bank.clone(), characters: 0 });
-                (self.matches.len() - 1, 0)
-            });
+            }
+            let Some((at, last)) = self.places.get_mut(bank) else { return };
             // Around one matching gram, a run has up to 24 more characters on either side, so 24 on average, and the
             // next gram of the same run adds its distance.
             let run = GUARANTEED_RUN as u64;
@@ -109,21 +117,5 @@ impl Found {
             }
             *last = characters;
         });
-    }
-}
-
-impl ViewMatcher for FlowMatcher {
-    fn feed(&mut self, bytes: &[u8], found: &mut Vec<Signal>) {
-        found.extend(self.take(bytes).iter().map(FlowMatch::signal));
-    }
-
-    fn finish(&mut self, _found: &mut Vec<Signal>) {
-        self.window.clear();
-        self.found = Found::default();
-        self.fed = 0;
-    }
-
-    fn undecided(&self) -> usize {
-        self.fed.min(MAX_UNDECIDED)
     }
 }

@@ -189,3 +189,100 @@ fn p19_first_requests_of_common_clients_cost_some_hundred_bits() {
         assert!(bits <= most, "{client}: {bits} bits");
     }
 }
+
+/// Returns what requests cost together, as the ledger charges them: in whole bits.
+fn charge<'a>(
+    requests: impl IntoIterator<Item = (&'static str, String, &'a [(&'static str, &'a str)])>,
+) -> u64 {
+    let mut account = HeaderAccount::new(key());
+    let mut bits = 0;
+    for (host, path, fields) in requests {
+        let fields: Vec<(&str, &[u8])> =
+            fields.iter().map(|(name, value)| (*name, value.as_bytes())).collect();
+        let components = account.split(&RequestParts {
+            method: "GET",
+            path: path.as_bytes(),
+            query: None,
+            fields: &fields,
+        });
+        bits += account.price(host, &components).millibits.div_ceil(1_000);
+        account.learn(host, &components);
+    }
+    bits
+}
+
+/// Returns the fields of one of the common clients.
+fn fields_of(name: &str) -> &'static [(&'static str, &'static str)] {
+    CLIENTS.iter().find(|client| client.0 == name).unwrap().5
+}
+
+/// The name of a package, and the hash of its file.
+fn package(at: u64) -> (String, String) {
+    let number = at.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let letters = (0..4 + at % 9).map(|place| char::from(b'a' + (number >> (5 * place) & 31) as u8 % 26));
+    let hash = (0..4)
+        .map(|part| format!("{:016x}", number.rotate_left(13 * part).wrapping_mul(0xd134_2543_de82_ef95)));
+    (letters.collect(), hash.collect())
+}
+
+#[test]
+fn p19_an_hour_of_honest_work_fits_the_budgets_that_the_documents_name() {
+    let pip = fields_of("pip");
+    let files = [&pip[1..2], &pip[3..]].concat();
+    let files = [&[("accept", "*/*")], files.as_slice()].concat();
+    let npm = fields_of("npm");
+    let with_id: Vec<(String, Vec<String>)> = (0..200)
+        .map(|at| {
+            let name = package(at).0;
+            (name.clone(), vec![format!("registry:{name}"), format!("registry:{name}@1.{at}.0")])
+        })
+        .collect();
+    let npm_fields = |id: usize, at: usize| {
+        let mut fields = npm.to_vec();
+        fields[4].1 = with_id[at].1[id].as_str();
+        fields[5].1 = ["packument", "tarball"][id];
+        fields
+    };
+    let npm_fields: Vec<_> = (0..400).map(|at| npm_fields(at % 2, at / 2)).collect();
+    let npm_path = |at: usize| {
+        let name = &with_id[at / 2].0;
+        if at % 2 == 0 { format!("/{name}") } else { format!("/{name}/-/{name}-1.{}.0.tgz", at / 2) }
+    };
+    for (work, most, bits) in [
+        (
+            "1,800 polls with curl",
+            2_100,
+            charge((0..1_800).map(|_| ("a", "/v1/jobs/7f3a".to_owned(), fields_of("curl")))),
+        ),
+        (
+            "600 calls with the SDK of OpenAI",
+            1_000,
+            charge((0..600).map(|_| ("a", "/v1/chat/completions".to_owned(), fields_of("OpenAI SDK")))),
+        ),
+        (
+            "50 packages with pip",
+            32_768,
+            charge((0..100).map(|at| {
+                let (name, hash) = package(at / 2);
+                let (first, rest) = hash.split_at(2);
+                let (second, rest) = rest.split_at(2);
+                match at % 2 {
+                    0 => ("index", format!("/simple/{name}/"), pip),
+                    _ => (
+                        "files",
+                        format!("/packages/{first}/{second}/{rest}/{name}-1.{at}.0-py3-none-any.whl"),
+                        files.as_slice(),
+                    ),
+                }
+            })),
+        ),
+        (
+            "200 packages with npm",
+            131_072,
+            charge((0..400).map(|at| ("registry", npm_path(at), npm_fields[at].as_slice()))),
+        ),
+    ] {
+        println!("{work}: {bits} bits");
+        assert!(bits <= most && bits * 4 > most, "{work}: {bits} bits");
+    }
+}
