@@ -246,7 +246,7 @@ fn p19_an_hour_of_honest_work_fits_the_budgets_that_the_documents_name() {
     let npm_fields: Vec<_> = (0..400).map(|at| npm_fields(at % 2, at / 2)).collect();
     let npm_path = |at: usize| {
         let name = &with_id[at / 2].0;
-        if at % 2 == 0 { format!("/{name}") } else { format!("/{name}/-/{name}-1.{}.0.tgz", at / 2) }
+        if at.is_multiple_of(2) { format!("/{name}") } else { format!("/{name}/-/{name}-1.{}.0.tgz", at / 2) }
     };
     for (work, most, bits) in [
         (
