@@ -104,7 +104,9 @@ impl App {
         let identities = IdentityStore::open(&paths.log)?;
         let rules = identities.apply(rules)?;
         let state_files = Worker::start(STATE_FILES).context("cannot start a thread")?;
-        let ledger = Arc::new(Ledger::open(&paths.log, &rules, state_files.clone())?);
+        let quotas = Quotas::new(configuration.quota, machine_limits()?, configuration.limits, &rules)
+            .context("the quotas cannot hold, not starting")?;
+        let ledger = Arc::new(Ledger::open(&paths.log, &rules, state_files.clone(), quotas.clone())?);
         let grants = Arc::new(GrantStore::open(&paths.log, configuration.grants.clone())?);
         let timed =
             TimedState { grants: grants.active_grants(&rules), ended: ledger.expired_sandboxes(&rules) };
@@ -117,8 +119,6 @@ impl App {
         let settings = dns_settings(config, &configuration)?;
         let budgets = Some(paths.log.join(DNS_BUDGET_FILE));
         let filter = DnsFilter::new(rules.clone(), log.clone(), DnsConfig { settings, budgets })?;
-        let quotas = Quotas::new(configuration.quota, machine_limits()?, configuration.limits, &rules.load())
-            .context("the quotas cannot hold, not starting")?;
         let kept = (&ledger, &grants, &state_files);
         let canaries = CanaryStore::open(&paths.log)?;
         let shared = build_shared((&rules, &log, &filter), &configuration, base, kept, quotas, canaries)?;

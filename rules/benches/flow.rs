@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use rules::ids::BankId;
-use rules::signals::ViewMatcher;
 use rules::signals::canary::{CanaryScanner, CanarySet, CanaryShape, RANDOM_BYTES, make};
-use rules::signals::flow::{FlowKey, FlowLimits, FlowMatcher, FlowRules, FlowTable, MAX_FINGERPRINTS};
+use rules::signals::flow::{FlowKey, FlowLimits, FlowMatcher, FlowTable, MAX_FINGERPRINTS};
 
 const NOW: u64 = 1_800_000_000;
 const LENGTH: usize = 1 << 20;
@@ -39,15 +38,13 @@ fn bench_matcher(criterion: &mut Criterion) {
         let mut group = criterion.benchmark_group(format!("flow/{size}"));
         group.throughput(Throughput::Bytes(LENGTH as u64));
         for (kind, text) in texts() {
-            let mut matcher = FlowMatcher::new(snapshot.clone(), FlowRules::default(), NOW);
+            let mut matcher = FlowMatcher::new(&key());
             group.bench_function(BenchmarkId::from_parameter(kind), |bencher| {
                 bencher.iter(|| {
-                    let mut found = Vec::new();
                     for chunk in text.as_bytes().chunks(16 * 1024) {
-                        matcher.feed(black_box(chunk), &mut found);
+                        assert!(matcher.feed(&snapshot, black_box(chunk), NOW).is_empty());
                     }
-                    matcher.finish(&mut found);
-                    assert!(found.is_empty());
+                    matcher.finish();
                 });
             });
         }

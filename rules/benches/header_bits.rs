@@ -3,7 +3,9 @@
 use std::hint::black_box;
 
 use criterion::Criterion;
-use rules::signals::bits::{BitWindow, DigestKey, HeaderAccount, RequestParts};
+use rules::budget::BudgetKind;
+use rules::budget::window::SlidingWindow;
+use rules::signals::bits::{DigestKey, HeaderAccount, RequestParts};
 use rules::signals::shape::{HostShape, RequestOutcome, ShapeThresholds};
 
 const FIELDS: [(&str, &[u8]); 15] = [
@@ -41,7 +43,7 @@ fn main() {
             [("price", true, false), ("shape", false, true), ("price and shape", true, true)]
         {
             let mut account = HeaderAccount::new(key);
-            let (mut window, mut shape) = (BitWindow::default(), HostShape::default());
+            let (mut window, mut shape) = (SlidingWindow::default(), HostShape::default());
             let mut found = Vec::new();
             let (mut number, mut now_ms) = (0_u64, 1_700_000_000_000_u64);
             let (mut path, mut id) = (b"/docs/page-000000.html".to_vec(), FIELDS[14].1.to_vec());
@@ -65,9 +67,11 @@ fn main() {
                     };
                     let request = account.split(black_box(&parts));
                     if priced {
-                        let price = account.price("www.example.com", &request);
-                        black_box(window.charge(price.millibits, u64::MAX / 1_000, now_ms))
-                            .unwrap_or_default();
+                        let bits = account.price("www.example.com", &request).millibits.div_ceil(1_000);
+                        let budget = BudgetKind::HeaderBitsPerHour;
+                        if black_box(window.left(now_ms, budget, u64::MAX)) >= bits {
+                            window.charge(now_ms, budget.window(), bits);
+                        }
                         account.learn("www.example.com", &request);
                     }
                     if observed {

@@ -1,6 +1,10 @@
 //! Budgets: limits on usage. If several apply, the smallest counts.
 
+pub mod window;
+
 use std::time::Duration;
+
+use crate::signals::bits::END_BITS;
 
 /// A kind of budget, one per key in a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -93,6 +97,25 @@ impl BudgetKind {
     pub fn is_counted(self) -> bool {
         let all = [UsageKind::Download, UsageKind::HeaderBits, UsageKind::Requests, UsageKind::Upload];
         all.iter().any(|what| self.counts(*what))
+    }
+
+    /// Returns how much of a limit can be used. Bits of requests have a mark at their end, which is set aside, so that
+    /// the limit bounds what a receiver learns: see [`crate::signals::bits`].
+    pub fn usable(self, limit: u64) -> u64 {
+        match self {
+            BudgetKind::HeaderBitsPerHour => limit.saturating_sub(END_BITS),
+            BudgetKind::Bytes
+            | BudgetKind::Connections
+            | BudgetKind::DnsBitsPerHour
+            | BudgetKind::DownloadBytesPerDay
+            | BudgetKind::DownloadBytesPerHour
+            | BudgetKind::LifetimeSeconds
+            | BudgetKind::RequestsPerDay
+            | BudgetKind::RequestsPerHour
+            | BudgetKind::RequestsPerMinute
+            | BudgetKind::UploadBytesPerDay
+            | BudgetKind::UploadBytesPerHour => limit,
+        }
     }
 
     /// Returns the time window of the budget; `None` if it never refills.

@@ -67,6 +67,8 @@ resources! {
     Connections connections "connections", from "`connections` under `[limits]`";
     /// File descriptors for connections, dialled connections and pipes.
     Descriptors descriptors "file descriptors", from "the descriptor limit, less a reserve";
+    /// Bytes that the inspection remembers of earlier requests and of recalled text.
+    Inspection inspection "bytes that the inspection remembers", from "1/8 of the memory";
     /// Source ports towards one address and port.
     Ports ports "source ports towards one address", from "the kernel's range of local ports";
     /// Open requests, HTTP/2 streams and tunnels.
@@ -152,6 +154,7 @@ impl MachineLimits {
             Resource::Descriptors => {
                 self.descriptors.saturating_sub(DESCRIPTOR_RESERVE.min(self.descriptors / 4))
             }
+            Resource::Inspection => self.memory / 8,
             Resource::Ports => self.ports,
             Resource::Requests => REQUESTS,
             Resource::Stalled => (self.memory / 8).min(self.tcp_memory / 4),
@@ -162,7 +165,7 @@ impl MachineLimits {
     fn most(&self, resource: Resource) -> (u64, &'static str) {
         match resource {
             Resource::Buffers => (self.memory / 4 * 3, "3/4 of its memory"),
-            Resource::Stalled => (self.memory / 2, "half of its memory"),
+            Resource::Inspection | Resource::Stalled => (self.memory / 2, "half of its memory"),
             Resource::Descriptors => (self.descriptors, "its descriptor limit, `ulimit -n`"),
             Resource::Ports => (self.ports, "`net.ipv4.ip_local_port_range`"),
             Resource::Connections | Resource::Requests => (u64::MAX, ""),
@@ -203,6 +206,7 @@ impl QuotaSettings {
             Resource::Connections => limits.connections_per_sandbox.min(total),
             Resource::Buffers
             | Resource::Descriptors
+            | Resource::Inspection
             | Resource::Ports
             | Resource::Requests
             | Resource::Stalled => total,
@@ -249,7 +253,11 @@ impl QuotaDocument {
                 Resource::Connections => limits.connections,
                 Resource::Requests => REQUESTS,
                 // Only the machine can tell.
-                Resource::Buffers | Resource::Descriptors | Resource::Ports | Resource::Stalled => u64::MAX,
+                Resource::Buffers
+                | Resource::Descriptors
+                | Resource::Inspection
+                | Resource::Ports
+                | Resource::Stalled => u64::MAX,
             };
             let total = slot.total.unwrap_or(usual);
             let cap = slot.per_sandbox.unwrap_or(total);
@@ -290,6 +298,7 @@ mod tests {
             (Resource::Buffers, 192 << 20, 192 << 20, 24 << 20),
             (Resource::Connections, 20_000, 4_096, 2_500),
             (Resource::Descriptors, 768, 768, 96),
+            (Resource::Inspection, 64 << 20, 64 << 20, 8 << 20),
             (Resource::Ports, 28_232, 28_232, 3_529),
             (Resource::Requests, 50_000, 50_000, 6_250),
             (Resource::Stalled, 64 << 20, 64 << 20, 8 << 20),

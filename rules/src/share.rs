@@ -147,6 +147,13 @@ impl SharedTotal {
         own.saturating_add(common).min(self.terms.cap.saturating_sub(used))
     }
 
+    /// Returns how much a sandbox uses beyond what it could take now: after new terms, if it used much before.
+    pub fn excess(&self, sandbox: &SandboxId) -> u64 {
+        let used = self.used_by(sandbox);
+        let borrowed_too_much = self.borrowed.saturating_sub(self.common()).min(self.beyond_share(used));
+        borrowed_too_much.max(used.saturating_sub(self.terms.cap))
+    }
+
     /// Returns every sandbox that uses something, and how much.
     pub fn used(&self) -> impl Iterator<Item = (&SandboxId, u64)> {
         self.used.iter().map(|(id, used)| (id, *used))
@@ -212,6 +219,20 @@ mod tests {
         assert_eq!(total.take(&id(1), 31).unwrap_err().bound, ShareBound::Cap);
         assert_eq!(total.take(&id(1), 30), Ok(()));
         assert_eq!(total.take(&id(1), 1).unwrap_err().bound, ShareBound::Cap);
+    }
+
+    #[test]
+    fn p17_what_new_terms_do_not_allow_is_excess() {
+        let mut total = SharedTotal::new(ShareTerms { total: 100, cap: 100, share: 50 }, 1);
+        assert_eq!(total.take(&id(1), 100), Ok(()));
+        assert_eq!(total.excess(&id(1)), 0);
+        total.set_terms(ShareTerms { total: 100, cap: 100, share: 25 }, 2);
+        assert_eq!((total.excess(&id(1)), total.excess(&id(2))), (25, 0));
+        total.give_back(&id(1), 25);
+        assert_eq!(total.excess(&id(1)), 0);
+        assert_eq!(total.take(&id(2), 25), Ok(()));
+        total.set_terms(ShareTerms { total: 100, cap: 30, share: 25 }, 2);
+        assert_eq!(total.excess(&id(1)), 45);
     }
 
     #[test]

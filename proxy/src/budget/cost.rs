@@ -3,6 +3,7 @@
 use rules::limits::TrafficLimits;
 use rules::quota::{MachineLimits, QuotaSettings, Resource};
 use rules::signals::content::MAX_UNDECIDED;
+use rules::signals::flow::{DEFAULT_FINGERPRINTS, FlowTable, MIN_FINGERPRINTS};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -55,6 +56,15 @@ pub(crate) const STALLED_SHARE: u64 = STALLED_BYTES + FRESH_RECEIVE_BUFFER;
 /// Descriptors of a tunnel's pipes, one for each direction.
 pub(crate) const PIPE_DESCRIPTORS: u64 = 4;
 
+/// Memory of the form of requests to one host; measured at 74 KB.
+pub(crate) const SHAPE_BYTES: u64 = 80 * KIB;
+/// Memory of the prices of requests to one host.
+pub(crate) const PRICES_BYTES: u64 = rules::signals::bits::HOST_BYTES as u64;
+/// Memory of one flow of recalled text that `sandbar flow` shows.
+pub(crate) const FLOW_BYTES: u64 = KIB;
+/// What the inspection of one host and of little recalled text reserves.
+pub(crate) const INSPECTION_SHARE: u64 = SHAPE_BYTES + PRICES_BYTES + 64 * KIB;
+
 /// TLS handshakes of one sandbox that run at once. The others wait, so that they do not fill the processor's queue.
 pub(crate) const HANDSHAKES: usize = 16;
 /// A document of a memory service above this size is checked off the runtime, one at a time for each sandbox.
@@ -106,6 +116,22 @@ pub fn limits_markdown() -> String {
         let alone = terms.total - terms.share * (EXAMPLE_SANDBOXES - 1);
         let row = [terms.total, alone, terms.share].map(|amount| (amount / cost).to_string()).join(" | ");
         text += &format!("| {object}, {} each | {row} |\n", bytes(cost));
+    }
+    text += "\nWhat the inspection remembers is never refused: a sandbox that may not remember more gives up its own \
+             oldest, hosts before recalled text. Requests to a forgotten host cost their full bits again, and their form is \
+             compared with nothing; text that was given up is not recognised any more. Besides, each sandbox may hold \
+             32 KiB, and 4 bytes for each character of the canaries. While a table of fingerprints grows, its old and its \
+             new memory exist, in at most one table for each thread. On that machine the inspection remembers, at most:\n\n\
+             | objects | all sandboxes | one alone | kept for each |\n| --- | --- | --- | --- |\n";
+    if let Ok(terms) = settings.terms(Resource::Inspection, &EXAMPLE, &limits, EXAMPLE_SANDBOXES) {
+        let alone = terms.total - terms.share * (EXAMPLE_SANDBOXES - 1);
+        for (object, cost) in [
+            ("hosts, priced and compared", PRICES_BYTES + SHAPE_BYTES),
+            ("full tables of recalled text", FlowTable::bytes_for(DEFAULT_FINGERPRINTS) as u64),
+        ] {
+            let row = [terms.total, alone, terms.share].map(|amount| (amount / cost).to_string()).join(" | ");
+            text += &format!("| {object}, {} each | {row} |\n", bytes(cost));
+        }
     }
     text
 }
@@ -160,6 +186,26 @@ fn costs(limits: &TrafficLimits) -> Vec<(String, String)> {
                 bytes(STALLED_BYTES)
             ),
         ),
+        (
+            "host whose requests are priced, at most 64 of a sandbox",
+            format!("{} of what the inspection remembers", bytes(PRICES_BYTES)),
+        ),
+        (
+            "host whose requests are compared, at most 64 of a sandbox",
+            format!("{} of what the inspection remembers", bytes(SHAPE_BYTES)),
+        ),
+        (
+            "recalled text",
+            format!(
+                "{} to {} of what the inspection remembers; one fingerprint for each 12 letters and digits",
+                bytes(FlowTable::bytes_for(MIN_FINGERPRINTS) as u64),
+                bytes(FlowTable::bytes_for(DEFAULT_FINGERPRINTS) as u64)
+            ),
+        ),
+        (
+            "flow of recalled text in `sandbar flow`, at most 512 of a sandbox",
+            format!("{} of what the inspection remembers", bytes(FLOW_BYTES)),
+        ),
     ]
     .map(|(object, cost)| (object.to_owned(), cost))
     .into()
@@ -178,7 +224,7 @@ fn products(limits: &TrafficLimits) -> [(&'static str, u64); 5] {
 
 fn amount_text(resource: Resource, amount: u64) -> String {
     match resource {
-        Resource::Buffers | Resource::Stalled => bytes(amount),
+        Resource::Buffers | Resource::Inspection | Resource::Stalled => bytes(amount),
         Resource::Connections | Resource::Descriptors | Resource::Ports | Resource::Requests => {
             amount.to_string()
         }

@@ -21,8 +21,8 @@ use rules::{Reason, RuleSet};
 use serde_json::{Value, json};
 
 use crate::budget::cost::{
-    CONNECTION_BYTES, DOWNLOAD_BYTES, DOWNLOAD_SHARE, HEAD_COPIES, MIN_WINDOW, PIPE_DESCRIPTORS,
-    REQUEST_BYTES, STALLED_SHARE, UPLOAD_BYTES, WINDOW_PART, WINDOWS_PER_SHARE,
+    CONNECTION_BYTES, DOWNLOAD_BYTES, DOWNLOAD_SHARE, HEAD_COPIES, INSPECTION_SHARE, MIN_WINDOW,
+    PIPE_DESCRIPTORS, REQUEST_BYTES, STALLED_SHARE, UPLOAD_BYTES, WINDOW_PART, WINDOWS_PER_SHARE,
 };
 use crate::budget::ledger::Exhausted;
 use crate::report::metrics;
@@ -291,6 +291,7 @@ impl Quotas {
             Resource::Buffers
             | Resource::Connections
             | Resource::Descriptors
+            | Resource::Inspection
             | Resource::Requests
             | Resource::Stalled => Some(total.in_use()),
         };
@@ -388,6 +389,17 @@ impl Reservation {
         Ok(())
     }
 
+    /// Returns how much of the quota is used beyond what could be reserved now, after a reload that divided it again.
+    pub(crate) fn excess(&self) -> u64 {
+        let total = self.quotas.totals.get(self.resource as usize);
+        total.map_or(0, |total| sys::lock(total).excess(&self.sandbox))
+    }
+
+    /// Gives a part back.
+    pub(crate) fn shrink_by(&mut self, amount: u64) {
+        self.shrink_to(self.amount.saturating_sub(amount));
+    }
+
     /// Gives back all but `amount`.
     pub(crate) fn shrink_to(&mut self, amount: u64) {
         if let Some(surplus) = self.amount.checked_sub(amount) {
@@ -474,6 +486,7 @@ fn warn_small_share(resource: Resource, terms: &ShareTerms, sandboxes: u64) {
     let (needed, object) = match resource {
         Resource::Buffers => (DOWNLOAD_SHARE, "download"),
         Resource::Stalled => (STALLED_SHARE, "stalled tunnel"),
+        Resource::Inspection => (INSPECTION_SHARE, "host with 12 KB of recalled text"),
         Resource::Connections | Resource::Descriptors | Resource::Ports | Resource::Requests => return,
     };
     if terms.share < needed {
@@ -495,9 +508,11 @@ fn refusal(resource: Resource, sandbox: &SandboxId, exhausted: &ShareExhausted) 
     let reason = match resource {
         Resource::Connections => Reason::TooManyConnections,
         Resource::Ports => Reason::OutOfPorts,
-        Resource::Buffers | Resource::Descriptors | Resource::Requests | Resource::Stalled => {
-            Reason::QuotaExhausted
-        }
+        Resource::Buffers
+        | Resource::Descriptors
+        | Resource::Inspection
+        | Resource::Requests
+        | Resource::Stalled => Reason::QuotaExhausted,
     };
     let (noun, key) = (resource.noun(), resource.key());
     Refusal::from(reason).with_detail(format!("{noun}: sandbox `{sandbox}` {exhausted} (`[quota] {key}`)"))
@@ -523,6 +538,14 @@ mod tests {
     impl Quotas {
         fn available(&self, sandbox: &SandboxId) -> u64 {
             sys::lock(&self.totals[Resource::Requests as usize]).available(sandbox)
+        }
+    }
+
+    impl Quotas {
+        /// Divides `memory` bytes for the inspection among the sandboxes of some rules.
+        pub(crate) fn for_inspection(memory: u64, rules: &RuleSet) -> Arc<Self> {
+            let machine = MachineLimits { memory: memory * 8, ..MACHINE };
+            Quotas::new(QuotaSettings::default(), machine, TrafficLimits::default(), rules).unwrap()
         }
     }
 
@@ -623,7 +646,8 @@ mod tests {
 
     // proves: quota.buffers.total, quota.buffers.per_sandbox, quota.buffers.share, quota.connections.total
     // proves: quota.connections.per_sandbox, quota.connections.share, quota.descriptors.total
-    // proves: quota.descriptors.per_sandbox, quota.descriptors.share, quota.ports.total, quota.ports.per_sandbox
+    // proves: quota.descriptors.per_sandbox, quota.descriptors.share, quota.inspection.total
+    // proves: quota.inspection.per_sandbox, quota.inspection.share, quota.ports.total, quota.ports.per_sandbox
     // proves: quota.ports.share, quota.requests.total, quota.requests.per_sandbox, quota.requests.share
     // proves: quota.stalled.total, quota.stalled.per_sandbox, quota.stalled.share
     #[test]
@@ -650,6 +674,7 @@ mod tests {
                     Resource::Buffers
                     | Resource::Connections
                     | Resource::Descriptors
+                    | Resource::Inspection
                     | Resource::Requests
                     | Resource::Stalled => {
                         quotas.reserve(*resource, &id("a"), 1).map(|one| held.push(one)).is_ok()

@@ -386,13 +386,7 @@ impl ProxyHttp for RequestFilter {
             upstream.remove_header("authorization"); // we choose the account, whichever rule matched
         }
         normalize_fields(upstream)?;
-        let RequestState { departed: Some(departed), record: Some(record), .. } = &mut *state else {
-            return Err(internal());
-        };
-        let charged = departed.departure.charge_head(&RequestHead::of(upstream), record).await;
-        if let Err(refusal) = charged {
-            return Err(state.fail(refusal));
-        }
+        let said = upstream.clone(); // by the sandbox: without what is set below
         let departed = state.departed()?;
         let permit = departed.departure.permit();
         // However the client spelt it, and although HTTP/1.0 may omit it.
@@ -408,7 +402,13 @@ impl ProxyHttp for RequestFilter {
             upstream.insert_header("te", "trailers")?; // Pingora strips it as hop-by-hop; gRPC needs it
         }
         let counted = departed.departure.count_send(request_bytes(upstream)).await;
-        counted.map_err(|exhausted| state.fail(exhausted))
+        counted.map_err(|exhausted| state.fail(exhausted))?;
+        let RequestState { departed: Some(departed), record: Some(record), .. } = &mut *state else {
+            return Err(internal());
+        };
+        // Last, because it learns the request: one that does not leave must not make later ones cheaper.
+        let charged = departed.departure.charge_head(&RequestHead::of(&said), record).await;
+        charged.map_err(|refusal| state.fail(refusal))
     }
 
     async fn request_body_filter(

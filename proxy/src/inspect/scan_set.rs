@@ -11,10 +11,10 @@ use rules::Permit;
 use rules::ids::BankId;
 use rules::signals::canary::{self, Canary, CanaryScanner, CanarySet, CanaryShape};
 use rules::signals::content::{BoxedMatcher, MatcherFactory};
-use rules::signals::flow::{FlowMatcher, FlowRules, FlowSnapshot, GUARANTEED_RUN};
+use rules::signals::flow::{FlowMatch, FlowMatcher};
 use rules::signals::secrets::{ExactValue, OwnPattern, PatternSet, SecretMatcher, SecretSettings};
 use rules::signals::settings::{SignalKind, SignalTerms};
-use rules::signals::{Signal, SignalCode, SignalMode, SignalPlace, ViewMatcher};
+use rules::signals::{Signal, SignalCode, SignalMode, ViewMatcher};
 use serde::{Deserialize, Serialize};
 
 use super::state::SandboxSignals;
@@ -208,7 +208,6 @@ pub(super) struct AttemptMatchers {
     signals: Arc<SandboxSignals>,
     /// Whether `patterns` has values that only Sandbar may send.
     has_credentials: bool,
-    flow: FlowSnapshot,
     /// None for a name that no rule allows.
     permit: Option<Permit>,
     /// The banks that a memory call selects, whose own text may come back to them.
@@ -230,7 +229,6 @@ impl AttemptMatchers {
             canaries: set.canaries.clone(),
             signals: signals.clone(),
             has_credentials: set.has_credentials,
-            flow: signals.flow_snapshot(),
             permit: permit.cloned(),
             own_banks: banks.to_vec(),
             now_ms,
@@ -244,12 +242,11 @@ impl AttemptMatchers {
     }
 
     pub(super) fn has_flow(&self) -> bool {
-        !self.flow.is_empty()
+        self.signals.flow_snapshot().is_some()
     }
 
     pub(super) fn flow_matcher(self: &Arc<Self>) -> FlowFeed {
-        let matcher = FlowMatcher::new(self.flow.clone(), FlowRules::default(), self.now_ms / 1000);
-        FlowFeed { matcher, attempt: self.clone(), seen: 0, scratch: Vec::new() }
+        FlowFeed { matcher: FlowMatcher::new(self.signals.keys().flow()), attempt: self.clone() }
     }
 
     pub(super) fn signals(&self) -> &SandboxSignals {
@@ -258,20 +255,22 @@ impl AttemptMatchers {
 
     /// Returns whether anything that can be found in content is denied: what Sandbar injects always is.
     pub(super) fn denies_content(&self) -> bool {
-        self.permit.as_ref().is_some_and(|permit| self.denies_content_by(permit.signals()))
+        let by_policy = || self.permit.as_ref().is_some_and(|permit| self.denies_by(permit.signals()));
+        self.has_credentials || by_policy()
     }
 
-    fn denies_content_by(&self, terms: &SignalTerms) -> bool {
+    /// Returns whether `terms` deny anything that can be found in content.
+    fn denies_by(&self, terms: &SignalTerms) -> bool {
         let denies = |kind| terms.mode(kind) == SignalMode::Deny;
         let canaries = !self.canaries.canaries().is_empty() && denies(SignalKind::Canaries);
         let flow = self.has_flow() && denies(SignalKind::MemoryFlow);
-        self.has_credentials || canaries || flow || denies(SignalKind::Secrets)
+        canaries || flow || denies(SignalKind::Secrets)
     }
 
     /// Returns what `terms` do about a signal. Where content is denied, what cannot be searched is denied too, or it
     /// would be the way past the denial.
     pub(super) fn mode(&self, terms: &SignalTerms, signal: &Signal) -> SignalMode {
-        if signal.code == SignalCode::ContentUnsearched && self.denies_content_by(terms) {
+        if signal.code == SignalCode::ContentUnsearched && self.denies_by(terms) {
             return SignalMode::Deny;
         }
         let kind = SignalKind::of(signal.code, &signal.place);
@@ -333,47 +332,32 @@ impl ViewMatcher for CanaryFeed {
 pub(super) struct FlowFeed {
     matcher: FlowMatcher,
     attempt: Arc<AttemptMatchers>,
-    /// Banks that were seen in this view.
-    seen: usize,
-    scratch: Vec<Signal>,
 }
 
 impl ViewMatcher for FlowFeed {
     fn feed(&mut self, bytes: &[u8], found: &mut Vec<Signal>) {
-        self.matcher.feed(bytes, &mut self.scratch);
-        self.scratch.clear(); // the permit decides who may receive what
-        for matched in self.matcher.matched().iter().skip(self.seen) {
-            if !self.attempt.may_receive(&matched.bank) {
-                found.push(Signal {
-                    code: SignalCode::MemoryFlow,
-                    place: SignalPlace::Body,
-                    encodings: Vec::new(),
-                    what: format!("text of memory bank `{}`", matched.bank),
-                    value: matched.characters,
-                    threshold: GUARANTEED_RUN as u64,
-                });
-            }
-        }
-        self.seen = self.matcher.matched().len();
+        let Some(snapshot) = self.attempt.signals.flow_snapshot() else { return };
+        let matches = self.matcher.feed(&snapshot, bytes, self.attempt.now_ms / 1000).iter();
+        let refused = matches.filter(|matched| !self.attempt.may_receive(&matched.bank));
+        found.extend(refused.map(FlowMatch::signal));
     }
 
-    fn finish(&mut self, found: &mut Vec<Signal>) {
-        if self.seen > 0 {
+    fn finish(&mut self, _found: &mut Vec<Signal>) {
+        if !self.matcher.matched().is_empty() {
             let mut flows = sys::lock(&self.attempt.flows);
             for matched in self.matcher.matched() {
                 *flows.entry(matched.bank.clone()).or_default() += matched.characters;
             }
         }
-        self.seen = 0;
-        self.matcher.finish(found);
-        self.scratch.clear();
+        self.matcher.finish();
     }
 
     fn undecided(&self) -> usize {
         self.matcher.undecided()
     }
 
+    /// None: every text could go on to be recalled text.
     fn begun(&self) -> usize {
-        self.matcher.begun()
+        0
     }
 }

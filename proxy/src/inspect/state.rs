@@ -1,5 +1,8 @@
 //! What the inspection remembers of one sandbox: priced requests, the form of requests per host, recalled text, pieces of
 //! canaries, and which bank's text went where. Kept over restarts, as keyed digests and never as content.
+//!
+//! Its memory comes from the sandbox's quota (P17, P20). Where that is used up, the sandbox forgets its own oldest: hosts,
+//! which makes requests dearer (P19) and never cheaper, and for recalled text (P15) hosts first. No request is refused.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -11,12 +14,15 @@ use std::time::Duration;
 use anyhow::Context;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use rules::budget::BudgetKind;
+use rules::budget::window::SlidingWindow;
 use rules::ids::{BankId, SandboxId};
-use rules::signals::bits::{
-    AccountState, BitWindow, DigestKey, HOSTS, HeaderAccount, RequestComponents, RequestParts, WINDOW_MS,
-};
+use rules::quota::Resource;
+use rules::signals::bits::{AccountState, DigestKey, HOSTS, HeaderAccount, RequestComponents, RequestParts};
 use rules::signals::canary::{CanaryScanner, CanarySet, CanaryTracker};
-use rules::signals::flow::{Fingerprinter, FlowKey, FlowLimits, FlowSnapshot, FlowTable};
+use rules::signals::flow::{
+    Fingerprinter, FlowKey, FlowLimits, FlowSnapshot, FlowTable, GRAM, MIN_FINGERPRINTS,
+};
 use rules::signals::shape::HostShape;
 use rules::signals::{Signal, SignalCode, SignalMode, SignalPlace};
 use serde::{Deserialize, Serialize};
@@ -24,6 +30,8 @@ use sys::file::{self, Mode};
 use tokio::sync::Semaphore;
 
 use super::turns::OpenBlockCount;
+use crate::budget::cost::{FLOW_BYTES, PRICES_BYTES, SHAPE_BYTES};
+use crate::budget::quota::{Quotas, Reservation};
 use crate::state_file::{Durability, read_state, write_atomic};
 
 /// The directory of these files, inside the log directory.
@@ -38,10 +46,14 @@ const MAX_FLOWS: usize = 512;
 /// Bits that a sandbox may say outside bodies in an hour before that is flagged: 128 KiB. A signed request says about
 /// 1,100 bits, so a thousand of them pass. Data in fields and URLs is flagged by its form long before.
 const USUAL_BITS: u64 = 1 << 20;
+/// How long a signal is not repeated, and how long requests are refused because of one.
+const HOUR_MS: u64 = 3_600_000;
 /// Bytes of text of one answer that are remembered.
 pub(crate) const REMEMBERED_BYTES: usize = 1 << 20;
 /// Bytes that are remembered at a time.
 const PIECE_BYTES: usize = 16 << 10;
+/// New fingerprints of a piece at most: two for each [`GRAM`] characters, and a pair more.
+const PIECE_FINGERPRINTS: usize = PIECE_BYTES / GRAM * 2 + 2;
 /// Longest host name that is kept.
 const MAX_HOST: usize = 253;
 
@@ -60,11 +72,38 @@ pub(crate) struct SandboxSignals {
     /// Held while a request is priced, charged and learned: the bound (P19) needs these to be one step.
     bits: tokio::sync::Mutex<HeaderAccount>,
     memory: Mutex<SignalMemory>,
+    room: Room,
     changed: AtomicBool,
     /// Held while a piece of what the sandbox sends is searched.
     scan_turn: Semaphore,
     /// Bodies that leave in blocks now.
     open_blocks: OpenBlockCount,
+}
+
+/// The part of the quota that is in use. Locked last.
+struct Room(Mutex<Option<Reservation>>);
+
+impl Room {
+    /// Takes memory, and returns whether there was enough.
+    fn take(&self, bytes: u64) -> bool {
+        sys::lock(&self.0).as_mut().is_none_or(|reservation| reservation.grow(bytes).is_ok())
+    }
+
+    fn give_back(&self, bytes: u64) {
+        if let Some(reservation) = sys::lock(&self.0).as_mut() {
+            reservation.shrink_by(bytes);
+        }
+    }
+
+    /// Returns how much must be given back after a reload.
+    fn excess(&self) -> u64 {
+        sys::lock(&self.0).as_ref().map_or(0, Reservation::excess)
+    }
+
+    /// Returns how many of `count` things fit.
+    fn take_each(&self, count: usize, bytes: u64) -> usize {
+        (0..count).take_while(|_| self.take(bytes)).count()
+    }
 }
 
 #[derive(Default)]
@@ -74,7 +113,7 @@ struct SignalMemory {
     uses: u64,
     flow: Option<FlowTable>,
     pieces: Option<CanaryTracker>,
-    bits: BitWindow,
+    bits: SlidingWindow,
     bits_flagged_ms: Option<u64>,
     /// Hosts that requests are refused to, why, and until when.
     blocked: HashMap<String, (SignalCode, u64)>,
@@ -103,14 +142,18 @@ pub(crate) struct PricedRequest<'a> {
     host: &'a str,
     /// What it says, in bits.
     pub(crate) bits: u64,
-    changed: &'a AtomicBool,
+    signals: &'a SandboxSignals,
 }
 
 impl PricedRequest<'_> {
     /// Remembers the request: it is charged, and leaves now.
     pub(crate) fn learn(mut self) {
+        let hosts = self.account.host_count();
+        if hosts < HOSTS && !self.account.has_room_for(self.host) && self.signals.room.take(PRICES_BYTES) {
+            self.account.limit_hosts(hosts + 1);
+        }
         self.account.learn(self.host, &self.components);
-        self.changed.store(true, Ordering::Relaxed);
+        self.signals.changed.store(true, Ordering::Relaxed);
     }
 }
 
@@ -161,6 +204,10 @@ impl SignalKeys {
         &self.digest
     }
 
+    pub(super) fn flow(&self) -> &FlowKey {
+        &self.flow
+    }
+
     /// Splits a request into what is priced and compared.
     pub(crate) fn split<'a>(&self, parts: &RequestParts<'a>) -> RequestComponents<'a> {
         RequestComponents::new(&self.digest, parts)
@@ -170,23 +217,31 @@ impl SignalKeys {
 impl SandboxSignals {
     /// Reads the memory of a sandbox; one that cannot be read is forgotten, which makes requests dearer and text
     /// unknown, and is said.
-    pub(crate) fn open(keys: &SignalKeys, id: &SandboxId) -> Self {
+    pub(crate) fn open(keys: &SignalKeys, id: &SandboxId, quotas: &Arc<Quotas>) -> Self {
         let path = keys.dir.join(format!("{id}.json"));
         let stored = read_stored(&path).unwrap_or_else(|error| {
             tracing::warn!(%error, path = %path.display(), "cannot read what was remembered of a sandbox; starting anew");
             StoredMemory::default()
         });
+        let room = Room(Mutex::new(quotas.reserve(Resource::Inspection, id, 0).ok()));
         let flow = STANDARD.decode(&stored.flow).ok().filter(|bytes| !bytes.is_empty());
         let now = super::now_ms() / 1000;
         let flow =
             flow.and_then(|bytes| FlowTable::from_bytes(&keys.flow, FlowLimits::default(), &bytes, now).ok());
-        let shapes = stored.shapes.into_iter().take(HOSTS).map(|(host, shape)| (host, (0, shape))).collect();
-        let memory = SignalMemory { shapes, flow, flows: stored.flows, ..SignalMemory::default() };
+        let flow = flow.and_then(|table| fit_table(table, &room, now));
+        let mut account = HeaderAccount::from_state(keys.digest, &stored.account);
+        account.limit_hosts(room.take_each(account.host_count(), PRICES_BYTES));
+        let shapes = room.take_each(stored.shapes.len().min(HOSTS), SHAPE_BYTES);
+        let shapes = stored.shapes.into_iter().take(shapes).map(|(host, shape)| (host, (0, shape))).collect();
+        let mut flows = stored.flows;
+        flows.truncate(room.take_each(flows.len().min(MAX_FLOWS), FLOW_BYTES));
+        let memory = SignalMemory { shapes, flow, flows, ..SignalMemory::default() };
         SandboxSignals {
-            bits: tokio::sync::Mutex::new(HeaderAccount::from_state(keys.digest, &stored.account)),
+            bits: tokio::sync::Mutex::new(account),
             keys: keys.clone(),
             path,
             memory: Mutex::new(memory),
+            room,
             changed: AtomicBool::new(false),
             scan_turn: Semaphore::new(1),
             open_blocks: OpenBlockCount::default(),
@@ -201,6 +256,7 @@ impl SandboxSignals {
             keys,
             path: PathBuf::new(),
             memory: Mutex::default(),
+            room: Room(Mutex::new(None)),
             changed: AtomicBool::new(false),
             scan_turn: Semaphore::new(1),
             open_blocks: OpenBlockCount::default(),
@@ -229,15 +285,16 @@ impl SandboxSignals {
         let account = self.bits.lock().await;
         let components = account.split(parts);
         let bits = account.price(host, &components).millibits.div_ceil(1000);
-        PricedRequest { account, components, host, bits, changed: &self.changed }
+        PricedRequest { account, components, host, bits, signals: self }
     }
 
     /// Counts bits, and returns a signal once an hour while there are more than [`USUAL_BITS`] in an hour.
     pub(super) fn note_bits(&self, bits: u64, now_ms: u64) -> Option<Signal> {
         let mut memory = sys::lock(&self.memory);
-        memory.bits.charge_beyond(bits.saturating_mul(1000), now_ms);
-        let used = memory.bits.used_millibits(now_ms) / 1000;
-        let quiet = memory.bits_flagged_ms.is_some_and(|at| now_ms.saturating_sub(at) < WINDOW_MS);
+        let hour = BudgetKind::HeaderBitsPerHour.window();
+        memory.bits.charge(now_ms, hour, bits);
+        let used = memory.bits.amount_used(now_ms, hour);
+        let quiet = memory.bits_flagged_ms.is_some_and(|at| now_ms.saturating_sub(at) < HOUR_MS);
         if used <= USUAL_BITS || quiet {
             return None;
         }
@@ -252,10 +309,10 @@ impl SandboxSignals {
         let mut memory = sys::lock(&self.memory);
         memory.uses += 1;
         let uses = memory.uses;
-        if !memory.shapes.contains_key(host) && memory.shapes.len() >= HOSTS {
-            let oldest =
-                memory.shapes.iter().min_by_key(|(_, (used, _))| *used).map(|(host, _)| host.clone());
-            oldest.and_then(|oldest| memory.shapes.remove(&oldest));
+        let is_new = !memory.shapes.contains_key(host);
+        let has_room = !is_new || (memory.shapes.len() < HOSTS && self.room.take(SHAPE_BYTES));
+        if !has_room && !memory.forget_shape() {
+            return look(&mut HostShape::default()); // nothing can be remembered
         }
         let host: String = host.chars().take(MAX_HOST).collect();
         let (used, shape) = memory.shapes.entry(host).or_default();
@@ -264,10 +321,10 @@ impl SandboxSignals {
         look(shape)
     }
 
-    pub(super) fn flow_snapshot(&self) -> FlowSnapshot {
+    /// Returns the recalled text to compare with, if there is any. Use it at once: it keeps the memory of its table.
+    pub(super) fn flow_snapshot(&self) -> Option<FlowSnapshot> {
         let mut memory = sys::lock(&self.memory);
-        let flow = memory.flow.get_or_insert_with(|| FlowTable::new(&self.keys.flow, FlowLimits::default()));
-        flow.snapshot()
+        memory.flow.as_mut().filter(|flow| !flow.is_empty()).map(FlowTable::snapshot)
     }
 
     /// Remembers text that a memory service answered, before the sandbox gets it (P15): the first
@@ -281,12 +338,86 @@ impl SandboxSignals {
             let mut fingerprinter = Fingerprinter::new(&self.keys.flow, bank);
             // In pieces, so that requests of the sandbox do not wait for all of it.
             for piece in text.chunks(PIECE_BYTES) {
-                let mut memory = sys::lock(&self.memory);
-                let new = || FlowTable::new(&self.keys.flow, FlowLimits::default());
-                fingerprinter.feed(memory.flow.get_or_insert_with(new), piece, now);
+                self.make_room_for_text(now);
+                if let Some(table) = &mut sys::lock(&self.memory).flow {
+                    fingerprinter.feed(table, piece, now);
+                }
             }
         }
         self.changed.store(true, Ordering::Relaxed);
+    }
+
+    /// Makes or extends the table of recalled text for one more piece. Hosts are forgotten for it; without room even then,
+    /// the oldest text gives way, and a sandbox whose quota has no room for a table remembers none.
+    fn make_room_for_text(&self, now: u64) {
+        loop {
+            let memory = sys::lock(&self.memory);
+            let (had, wanted) = match &memory.flow {
+                None => (0, MIN_FINGERPRINTS),
+                Some(table) => match table.wanted_fingerprints(PIECE_FINGERPRINTS) {
+                    Some(wanted) => (table_bytes(table.max_fingerprints()), wanted),
+                    None => return,
+                },
+            };
+            drop(memory);
+            if self.room.take(table_bytes(wanted) - had) {
+                let mut memory = sys::lock(&self.memory);
+                match &mut memory.flow {
+                    Some(table) if table.max_fingerprints() < wanted => {
+                        table.set_max_fingerprints(wanted, now)
+                    }
+                    // Another answer was faster.
+                    Some(_) => self.room.give_back(table_bytes(wanted) - had),
+                    None => memory.flow = Some(FlowTable::new(&self.keys.flow, limits(wanted))),
+                }
+            } else if !self.forget_host() {
+                return;
+            }
+        }
+    }
+
+    /// Forgets the host that was used least recently, and returns whether there was one.
+    fn forget_host(&self) -> bool {
+        if sys::lock(&self.memory).forget_shape() {
+            self.room.give_back(SHAPE_BYTES);
+            return true;
+        }
+        // A request that is being priced keeps its prices.
+        let Ok(mut account) = self.bits.try_lock() else { return false };
+        let hosts = account.host_count();
+        if hosts > 0 {
+            account.limit_hosts(hosts - 1);
+            self.room.give_back(PRICES_BYTES);
+        }
+        hosts > 0
+    }
+
+    /// Gives back what a reload left no room for.
+    fn trim(&self, now: u64) {
+        while self.room.excess() > 0 && (self.forget_host() || self.forget_text(now)) {
+            self.changed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Forgets the oldest half of the recalled text, or which text went where.
+    fn forget_text(&self, now: u64) -> bool {
+        let mut memory = sys::lock(&self.memory);
+        if let Some(table) = &mut memory.flow {
+            let had = table.max_fingerprints();
+            let less = had / 2;
+            self.room.give_back(table_bytes(had));
+            if less >= MIN_FINGERPRINTS && self.room.take(table_bytes(less)) {
+                table.set_max_fingerprints(less, now);
+            } else {
+                memory.flow = None;
+            }
+            return true;
+        }
+        let had_flow = memory.flows.pop_front().is_some();
+        if had_flow {
+            self.room.give_back(FLOW_BYTES);
+        }
+        had_flow
     }
 
     /// Puts pieces of canaries together over requests.
@@ -309,8 +440,9 @@ impl SandboxSignals {
         }
         let mut memory = sys::lock(&self.memory);
         for (bank, characters) in flows {
-            if memory.flows.len() >= MAX_FLOWS {
-                memory.flows.pop_front();
+            let has_room = memory.flows.len() < MAX_FLOWS && self.room.take(FLOW_BYTES);
+            if !has_room && memory.flows.pop_front().is_none() {
+                break;
             }
             let (bank, host, record) = (bank.to_string(), host.to_owned(), record.clone());
             memory.flows.push_back(FlowEntry { bank, host, characters, record, at_ms });
@@ -334,7 +466,7 @@ impl SandboxSignals {
         let mut memory = sys::lock(&self.memory);
         memory.blocked.retain(|_, (_, until)| *until > now_ms);
         if memory.blocked.len() < HOSTS {
-            memory.blocked.insert(host.to_owned(), (code, now_ms.saturating_add(WINDOW_MS)));
+            memory.blocked.insert(host.to_owned(), (code, now_ms.saturating_add(HOUR_MS)));
         }
     }
 
@@ -352,6 +484,7 @@ impl SandboxSignals {
 
     /// Writes the memory to its file if it has changed. Blocks on the file.
     pub(crate) fn store(&self) -> io::Result<()> {
+        self.trim(super::now_ms() / 1000);
         if !self.changed.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
@@ -362,10 +495,13 @@ impl SandboxSignals {
         };
         let mut memory = sys::lock(&self.memory);
         let now = super::now_ms() / 1000;
-        let flow = memory.flow.as_mut().map(|flow| {
-            flow.expire(now);
-            STANDARD.encode(flow.to_bytes())
-        });
+        if let Some(table) = memory.flow.as_mut() {
+            table.expire(now);
+        }
+        if let Some(table) = memory.flow.take_if(|table| table.is_empty()) {
+            self.room.give_back(table_bytes(table.max_fingerprints()));
+        }
+        let flow = memory.flow.as_ref().map(|table| STANDARD.encode(table.to_bytes()));
         if let Some(pieces) = memory.pieces.as_mut() {
             pieces.expire(now);
         }
@@ -376,6 +512,36 @@ impl SandboxSignals {
         write_atomic(&self.path, &stored, Durability::Process)
             .inspect_err(|_| self.changed.store(true, Ordering::Relaxed))
     }
+}
+
+impl SignalMemory {
+    /// Forgets the form of requests to the host that was used least recently, and returns whether there was one.
+    fn forget_shape(&mut self) -> bool {
+        let oldest = self.shapes.iter().min_by_key(|(_, (used, _))| *used).map(|(host, _)| host.clone());
+        oldest.is_some_and(|oldest| self.shapes.remove(&oldest).is_some())
+    }
+}
+
+/// Reserves the memory of a table that was read, or of the largest part of it that fits.
+fn fit_table(mut table: FlowTable, room: &Room, now: u64) -> Option<FlowTable> {
+    let mut most =
+        table.len().next_power_of_two().clamp(MIN_FINGERPRINTS, FlowLimits::default().max_fingerprints);
+    while !room.take(table_bytes(most)) {
+        most /= 2;
+        if most < MIN_FINGERPRINTS {
+            return None;
+        }
+    }
+    table.set_max_fingerprints(most, now);
+    Some(table)
+}
+
+fn limits(max_fingerprints: usize) -> FlowLimits {
+    FlowLimits { max_fingerprints, ..FlowLimits::default() }
+}
+
+fn table_bytes(fingerprints: usize) -> u64 {
+    FlowTable::bytes_for(fingerprints) as u64
 }
 
 fn read_stored(path: &Path) -> io::Result<StoredMemory> {
@@ -398,8 +564,108 @@ mod tests {
     const TEXT: &str =
         "The launch code of the northern archive is kept in the blue folder of Marguerite Delacroix";
 
+    fn rules(sandboxes: usize) -> rules::RuleSet {
+        let policy = |at: usize| rules::SourceFile {
+            path: format!("s{at}.toml"),
+            bytes: format!("name = \"s{at}\"\n").into(),
+        };
+        let policies = (0..sandboxes).map(policy).collect();
+        rules::compile(&rules::LoadSources { policies, ..rules::LoadSources::default() }, &[]).unwrap()
+    }
+
     fn open(dir: &Path) -> SandboxSignals {
-        SandboxSignals::open(&SignalKeys::open(dir).unwrap(), &SandboxId::parse("s").unwrap())
+        open_one(dir, "s", &Quotas::for_inspection(64 << 20, &rules(1)))
+    }
+
+    fn open_one(dir: &Path, id: &str, quotas: &Arc<Quotas>) -> SandboxSignals {
+        SandboxSignals::open(&SignalKeys::open(dir).unwrap(), &SandboxId::parse(id).unwrap(), quotas)
+    }
+
+    /// Returns different letters each time.
+    fn letters(seed: usize, length: usize) -> String {
+        let mut state = seed as u64 * 2 + 1;
+        let mut letter = || {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            char::from(b'a' + (state >> 40) as u8 % 26)
+        };
+        (0..length).map(|_| letter()).collect()
+    }
+
+    async fn say(signals: &SandboxSignals, host: &str) -> u64 {
+        let parts =
+            RequestParts { method: "GET", path: b"/some/path", query: None, fields: &[("x-a", b"value")] };
+        let priced = signals.price_request(host, &parts).await;
+        let bits = priced.bits;
+        priced.learn();
+        bits
+    }
+
+    #[tokio::test]
+    async fn p17_what_is_remembered_stays_within_the_total_and_each_share_is_kept() {
+        const TOTAL: u64 = 16 << 20;
+        let (dir, bank) = (tempfile::tempdir().unwrap(), BankId::parse("staging:a").unwrap());
+        let quotas = Quotas::for_inspection(TOTAL, &rules(4));
+        let used = || quotas.usage(Resource::Inspection).0;
+        let all: Vec<SandboxSignals> =
+            (0..4).map(|at| open_one(dir.path(), &format!("s{at}"), &quotas)).collect();
+        for signals in all.iter().take(3) {
+            for at in 0..200 {
+                let host = format!("h{at}.example");
+                let (first, second) = (say(signals, &host).await, say(signals, &host).await);
+                assert!(
+                    second < first,
+                    "{first} then {second}: no request is refused, and a repeat is cheap"
+                );
+                signals.with_shape(&host, |_| ());
+                signals.add_flows(BTreeMap::from([(bank.clone(), 48)]), &host, "record".to_owned(), 1);
+                assert!(used() <= TOTAL);
+            }
+            let text = letters(7, 256 << 10);
+            signals.remember_text(std::iter::once((&bank, text.as_bytes())));
+            assert!(used() <= TOTAL);
+            let (_, end) = text.split_at(text.len() - 100);
+            let snapshot = signals.flow_snapshot().unwrap();
+            assert_eq!(
+                snapshot.match_text(end, super::super::now_ms() / 1000).len(),
+                1,
+                "hosts give way to text"
+            );
+        }
+        assert!(used() > TOTAL / 2, "the others took what is common: {}", used());
+        let quiet = &all[3];
+        assert!(say(quiet, "a.example").await > 50);
+        assert!(say(quiet, "a.example").await <= 2, "its share is kept");
+        quiet.remember_text(std::iter::once((&bank, TEXT.as_bytes())));
+        assert!(quiet.flow_snapshot().is_some());
+        drop(all);
+        assert_eq!(used(), 0);
+    }
+
+    #[tokio::test]
+    async fn p17_a_reload_that_adds_sandboxes_takes_back_what_was_common() {
+        const TOTAL: u64 = 16 << 20;
+        let (dir, bank) = (tempfile::tempdir().unwrap(), BankId::parse("staging:a").unwrap());
+        let quotas = Quotas::for_inspection(TOTAL, &rules(1));
+        let signals = open_one(dir.path(), "s0", &quotas);
+        signals.remember_text(std::iter::once((&bank, letters(1, 256 << 10).as_bytes())));
+        for at in 0..100 {
+            let host = format!("h{at}.example");
+            say(&signals, &host).await;
+            signals.with_shape(&host, |_| ());
+        }
+        let before = quotas.usage(Resource::Inspection).0;
+        quotas.adopt(&rules(100));
+        let signals = Arc::new(signals);
+        let stored = signals.clone();
+        tokio::task::spawn_blocking(move || stored.store()).await.unwrap().unwrap();
+        let after = quotas.usage(Resource::Inspection).0;
+        assert!(before > TOTAL * 6 / 10 && after <= TOTAL / 2 + TOTAL / 200, "{before} then {after}");
+        // What is read again is reserved, too.
+        drop(signals);
+        let tight = Quotas::for_inspection(1 << 20, &rules(4));
+        let again = open_one(dir.path(), "s0", &tight);
+        assert!((1..=1 << 20).contains(&tight.usage(Resource::Inspection).0));
+        assert!(again.flow_snapshot().is_some(), "text comes first");
     }
 
     #[test]
@@ -413,10 +679,11 @@ mod tests {
         let file = std::fs::read_to_string(dir.path().join("signals/s.json")).unwrap();
         assert!(!file.contains("Marguerite"), "{file}");
         let again = open(dir.path());
-        let found = again.flow_snapshot().match_text(TEXT, now / 1000);
+        let found = again.flow_snapshot().unwrap().match_text(TEXT, now / 1000);
         assert_eq!(found.iter().map(|found| &found.bank).collect::<Vec<_>>(), [&bank]);
         assert_eq!(again.flows().len(), 1);
-        assert!(open(dir.path()).flow_snapshot().match_text(TEXT, now / 1000 + 25 * 3600).is_empty());
+        let later = now / 1000 + 25 * 3600;
+        assert!(open(dir.path()).flow_snapshot().unwrap().match_text(TEXT, later).is_empty());
     }
 
     #[tokio::test]
@@ -441,7 +708,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         drop(open(dir.path()));
         std::fs::write(dir.path().join("signals/s.json"), "{ not json").unwrap();
-        assert!(open(dir.path()).flow_snapshot().is_empty());
+        assert!(open(dir.path()).flow_snapshot().is_none());
         std::fs::write(dir.path().join("signals/key"), "short").unwrap();
         assert!(SignalKeys::open(dir.path()).is_err());
     }

@@ -14,15 +14,18 @@ use regex::bytes::{RegexSet, RegexSetBuilder};
 use rules::ids::BankId;
 use rules::signals::canary::{CanaryScanner, CanarySet, CanaryShape, RANDOM_BYTES, make};
 use rules::signals::content::{BoxedMatcher, ContentScanner, MatcherFactory, ScanLimits};
-use rules::signals::flow::{FlowKey, FlowLimits, FlowMatcher, FlowRules, FlowTable, MAX_FINGERPRINTS};
+use rules::signals::flow::{
+    FlowKey, FlowLimits, FlowMatch, FlowMatcher, FlowSnapshot, FlowTable, MAX_FINGERPRINTS,
+};
 use rules::signals::secrets::{PatternSet, SecretMatcher, SecretSettings};
-use rules::signals::{SignalCode, SignalPlace};
+use rules::signals::{Signal, SignalCode, SignalPlace, ViewMatcher};
 
 /// Size of each kind of content: one pass is over before another program gets the processor.
 const SIZE: usize = 1 << 19;
 /// How the content arrives.
 const CHUNK: usize = 64 * 1024;
 const NOW: u64 = 1_800_000_000;
+const FLOW_KEY: [u8; 32] = [7; 32];
 const CANARIES: usize = 10;
 const ROUNDS: usize = 25;
 
@@ -156,10 +159,31 @@ fn factory(fingerprints: Option<usize>) -> Arc<dyn MatcherFactory> {
             Box::new(CanaryScanner::new(Arc::clone(&canaries))),
         ];
         if let Some(snapshot) = &snapshot {
-            matchers.push(Box::new(FlowMatcher::new(snapshot.clone(), FlowRules::default(), NOW)));
+            let matcher = FlowMatcher::new(&FlowKey::new(&FLOW_KEY));
+            matchers.push(Box::new(FlowFeed { matcher, snapshot: snapshot.clone() }));
         }
         matchers
     })
+}
+
+/// Compares each piece with one state of the table.
+struct FlowFeed {
+    matcher: FlowMatcher,
+    snapshot: FlowSnapshot,
+}
+
+impl ViewMatcher for FlowFeed {
+    fn feed(&mut self, bytes: &[u8], found: &mut Vec<Signal>) {
+        found.extend(self.matcher.feed(&self.snapshot, bytes, NOW).iter().map(FlowMatch::signal));
+    }
+
+    fn finish(&mut self, _found: &mut Vec<Signal>) {
+        self.matcher.finish();
+    }
+
+    fn undecided(&self) -> usize {
+        self.matcher.undecided()
+    }
 }
 
 fn canaries() -> CanarySet {
@@ -175,7 +199,7 @@ fn canaries() -> CanarySet {
 fn flow_table(fingerprints: usize) -> FlowTable {
     let limits = FlowLimits { max_fingerprints: MAX_FINGERPRINTS, ..FlowLimits::default() };
     let bank = BankId::parse("prod:notes").unwrap_or_else(|error| panic!("{error}"));
-    let mut table = FlowTable::new(&FlowKey::new(&[7; 32]), limits);
+    let mut table = FlowTable::new(&FlowKey::new(&FLOW_KEY), limits);
     let mut state = 99_u64;
     while table.len() < fingerprints {
         let text: String = (0..10_000)

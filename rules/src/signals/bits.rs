@@ -8,16 +8,20 @@
 //! 2. The request as a whole, if it is an exact repeat of a known one: the choice among the known.
 //! 3. Otherwise, after the escape of step 2, its components in order: method, number of segments, segments, names in
 //!    the query, their values, names of the fields, their values, and within a `cookie` field its names and values. Each
-//!    is a choice among the values known for its slot, or the escape and the literal: a class of 8 alphabets, the
-//!    length in the Elias delta code, and the symbols. A list of names is one choice if the whole list is known.
+//!    is a choice among the values known for its slot, or the escape and a new text. That is a choice again, with fixed
+//!    and public weights (`baseline`): a usual value of its place, a usual beginning and a literal, or a literal. A
+//!    literal is a class of 8 alphabets, the length in the Elias delta code, and the symbols. A list of names is one
+//!    choice if the whole list is known, from earlier requests or from the baseline.
 //!
 //! Every step divides the code space that is left among alternatives whose shares add up to at most 1 (`table`,
-//! `literal`), each step's alternatives follow from what was decoded before, and `request` restores the request from
+//! `baseline`, `literal`), each step's alternatives follow from what was decoded before, and `request` restores the request from
 //! its components. Prices are -log2 of the shares, rounded up.
 //! So by Kraft's inequality the sum of 2^-price over all sequences of requests that end with the mark of the end is at
 //! most 1. Each sequence of at most N - 8 bits costs at most N with that mark, so there are at most 2^N of them, and
-//! whoever sees one learns at most N bits, however the sandbox chose it. The 8 bits are part of the budget
-//! ([`BitWindow`]). Not counted are bodies and time: when requests are sent, and in which order among several hosts.
+//! whoever sees one learns at most N bits, however the sandbox chose it. A budget sets the [`END_BITS`] aside
+//! ([`crate::budget::BudgetKind::usable`]). There is one sequence for each host, so receivers who put together what
+//! several hosts got learn at most 8 bits more for each further host. Not counted are bodies, and time: when requests
+//! are sent, and in which order among several hosts.
 //!
 //! The receiver knows only what left, so [`HeaderAccount::learn`] is called for that alone, when nothing can refuse it
 //! any more. A refused request is priced and forgotten. Price, charge and learning of one request are one step: the
@@ -26,6 +30,7 @@
 //! Forgetting keeps the bound, because the code is a prefix code in every state of the tables: a forgotten value is
 //! new again and costs its literal, a forgotten host begins with a mark of 8 bits.
 
+mod baseline;
 mod block;
 mod digest;
 mod literal;
@@ -33,13 +38,11 @@ mod request;
 mod table;
 #[cfg(test)]
 mod tests;
-mod window;
 
 pub use block::{PartialBlock, partial_block_price};
 pub use digest::{Digest, DigestKey};
 pub use request::{COMPONENTS, RequestComponents, RequestParts};
 pub use table::{HOST_BYTES, SLOTS, VALUES};
-pub use window::{BitWindow, BitsExhausted, WINDOW_MS};
 
 pub(crate) use request::{Component, ComponentContent, ComponentPlace, cookie_slot};
 pub(crate) use table::clock;
@@ -47,11 +50,14 @@ pub(crate) use table::clock;
 use serde::{Deserialize, Serialize};
 
 use crate::signals::SignalPlace;
-use literal::{BIT, choice_price, count_price, literal_price};
+use baseline::{baseline, field_list_price};
+use literal::{BIT, choice_price, count_price};
 use table::{HostTable, TableState, Weight};
 
 /// Hosts remembered per sandbox. The one that was used least recently is forgotten first.
 pub const HOSTS: usize = 64;
+/// What the end of a sequence of requests costs. A budget sets it aside: see the argument above.
+pub const END_BITS: u64 = 8;
 /// Components that a price names.
 const DEAREST: usize = 4;
 
@@ -70,6 +76,7 @@ pub struct HeaderAccount {
     hosts: Vec<HostAccount>,
     /// Counts calls, to find the host that was used least recently.
     uses: u64,
+    most_hosts: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -99,10 +106,9 @@ pub struct AccountState {
 impl HeaderAccount {
     /// Opens the account of a sandbox that said nothing yet.
     ///
-    /// The first request to a host pays for all its fields, about 2,000 bits. A state that was made before the sandbox
-    /// started, by known clients, makes what they say cheap from the start and keeps the bound.
+    /// The first request to a host pays for all its fields, as far as the baseline does not have them.
     pub fn new(key: DigestKey) -> Self {
-        HeaderAccount { key, hosts: Vec::new(), uses: 0 }
+        HeaderAccount { key, hosts: Vec::new(), uses: 0, most_hosts: HOSTS }
     }
 
     /// Opens an account from its stored state. The key must be the one that the state was made with; with another,
@@ -115,7 +121,7 @@ impl HeaderAccount {
             table: HostTable::from_state(table),
         });
         let hosts: Vec<_> = hosts.collect();
-        HeaderAccount { key, uses: hosts.len() as u64, hosts }
+        HeaderAccount { key, uses: hosts.len() as u64, hosts, most_hosts: HOSTS }
     }
 
     /// Returns the account as it is stored.
@@ -123,6 +129,25 @@ impl HeaderAccount {
         let mut hosts: Vec<&HostAccount> = self.hosts.iter().collect();
         hosts.sort_by_key(|host| host.used);
         AccountState { hosts: hosts.iter().map(|host| (host.host, host.table.state())).collect() }
+    }
+
+    /// Returns how many hosts are remembered.
+    pub fn host_count(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// Tells whether a host is remembered, or could be without another being forgotten.
+    pub fn has_room_for(&self, host: &str) -> bool {
+        let host = self.key.digest(host.as_bytes());
+        self.hosts.len() < self.most_hosts || self.hosts.iter().any(|known| known.host == host)
+    }
+
+    /// Remembers at most so many hosts from now on, and at most [`HOSTS`]; forgets those used least recently.
+    pub fn limit_hosts(&mut self, most: usize) {
+        self.most_hosts = most.min(HOSTS);
+        self.hosts.sort_by_key(|host| std::cmp::Reverse(host.used));
+        self.hosts.truncate(self.most_hosts);
+        self.hosts.shrink_to_fit();
     }
 
     /// Splits a request with the key of this account.
@@ -153,7 +178,7 @@ impl HeaderAccount {
 
     fn open(&mut self, host: Digest) -> usize {
         let entry = HostAccount { host, used: self.uses, table: HostTable::default() };
-        if self.hosts.len() < HOSTS {
+        if self.hosts.len() < self.most_hosts {
             self.hosts.push(entry);
             return self.hosts.len() - 1;
         }
@@ -199,15 +224,34 @@ impl HostTable {
         if weight.known {
             return weight.price();
         }
-        let literal = match component.content {
-            ComponentContent::Text => literal_price(component.bytes),
-            ComponentContent::Name => literal_price(component.bytes) + BIT, // whether it has a value
-            ComponentContent::List { count, .. } => {
-                let names = request.names(component.content).iter();
-                count_price(count as u64) + names.map(|name| self.component_price(request, name)).sum::<u64>()
+        let text = || baseline(component.place).cheapest(component.bytes).1;
+        let new = match (component.content, component.place) {
+            (ComponentContent::Text, _) | (ComponentContent::Name, ComponentPlace::FieldName) => text(),
+            (ComponentContent::Name, _) => text() + BIT, // whether it has a value
+            (ComponentContent::List { count, .. }, place) => {
+                self.list_price(request, component, count, place)
             }
         };
-        weight.price().saturating_add(literal)
+        weight.price().saturating_add(new)
+    }
+
+    fn list_price(
+        &self,
+        request: &RequestComponents<'_>,
+        list: &Component<'_>,
+        count: usize,
+        place: ComponentPlace<'_>,
+    ) -> u64 {
+        let names = request.names(list.content).iter();
+        let mut price = 0;
+        if place == ComponentPlace::FieldName {
+            let (known, choice) = field_list_price(names.clone().map(|name| name.bytes));
+            if known.is_some() {
+                return choice;
+            }
+            price = choice;
+        }
+        price + count_price(count as u64) + names.map(|name| self.component_price(request, name)).sum::<u64>()
     }
 
     /// Counts what a request says. A repeat says one thing, and so does a known list.

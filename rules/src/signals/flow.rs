@@ -40,7 +40,7 @@ mod table;
 mod tests;
 mod window;
 
-pub use matcher::{FlowCarry, FlowMatch, FlowMatcher, FlowRules};
+pub use matcher::{FlowMatch, FlowMatcher};
 pub use stored::FlowTableError;
 pub use table::{Fingerprinter, FlowLimits, FlowSnapshot, FlowTable};
 pub use window::FlowKey;
@@ -63,7 +63,10 @@ pub const MAX_FINGERPRINTS: usize = 1 << 20;
 /// Fingerprints in a table unless the caller says otherwise, about 4 MB of recalled text.
 pub const DEFAULT_FINGERPRINTS: usize = 1 << 18;
 
-/// Most banks that a table has labels for.
+/// Fingerprints that every table has room for.
+pub const MIN_FINGERPRINTS: usize = storage::MIN_CAPACITY;
+
+/// Most banks that a table has labels for; it has one for each 16 fingerprints.
 pub const MAX_BANKS: usize = 4096;
 
 /// Most banks that one fingerprint is kept for. The one recalled least recently gives way.

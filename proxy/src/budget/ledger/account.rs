@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rules::budget::window::{self, SlidingWindow};
 use rules::budget::{BudgetKind, UsageKind};
 use serde::{Deserialize, Serialize};
 
-use super::window::{self, SlidingWindow};
 use crate::state_file::read_state;
 
 /// Longest window of a budget, and one part of it, by which usage may count too long.
@@ -145,9 +145,9 @@ impl SandboxAccount {
         for line in &counted {
             let window = line.budget.window();
             let account = self.window(line);
-            let left = line.limit.saturating_sub(account.amount_used(now, window));
+            let left = account.left(now, line.budget, line.limit);
             if left < least {
-                let free_at = account.free_at(window, line.limit, least);
+                let free_at = account.free_at(window, line.budget.usable(line.limit), least);
                 return Err(ChargeError::Spent { line: (*line).clone(), free_at });
             }
             // A lease takes what the file covers rather than wait for the next write.
@@ -278,5 +278,79 @@ impl SandboxAccount {
             BudgetOwner::Sandbox => &mut self.kept.sandbox,
         };
         windows.entry(key.to_owned()).or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rules::signals::bits::END_BITS;
+
+    use super::*;
+
+    const HOUR_MS: u64 = 3_600_000;
+
+    fn reopen(disk: Option<&String>, now: u64) -> SandboxAccount {
+        let kept = disk.map(|text| serde_json::from_str(text).unwrap()).unwrap_or_default();
+        let mut account = SandboxAccount { kept, ..SandboxAccount::default() };
+        account.restore(now);
+        account
+    }
+
+    proptest! {
+        /// Whenever a charge succeeds, the hour that ends then has at most the budget, with the mark of its end:
+        /// across crashes, clean stops, and reloads that lower, raise or remove the budget.
+        #[test]
+        fn p19_no_hour_has_more_bits_than_the_budget(
+            steps in prop::collection::vec((0..12_u8, 0..700_000_u64, 1..120_u64), 1..250),
+        ) {
+            let (mut account, mut disk) = (reopen(None, 0), None);
+            let (mut limit, mut now, mut passed) = (Some(300), 0, Vec::new());
+            for (step, wait, amount) in steps {
+                now += wait;
+                match step {
+                    0 => account = reopen(disk.as_ref(), now),
+                    1 => {
+                        if let Some(content) = account.finalize(now) {
+                            disk = Some(serde_json::to_string(&content).unwrap());
+                        }
+                        account = reopen(disk.as_ref(), now);
+                    }
+                    2 => limit = [None, Some(50), Some(300), Some(1_000)][amount as usize % 4],
+                    _ => {
+                        let Some(limit) = limit else { continue };
+                        let budget = BudgetKind::HeaderBitsPerHour;
+                        let lines = [BudgetLine { purse: BudgetOwner::Sandbox, budget, limit }];
+                        let charge = (amount, amount);
+                        let mut charged = account.charge(&lines, UsageKind::HeaderBits, charge, now);
+                        if charged == Err(ChargeError::Unwritten) {
+                            let content = account.begin_write(now);
+                            disk = Some(serde_json::to_string(&content).unwrap());
+                            account.finish_write(&content);
+                            charged = account.charge(&lines, UsageKind::HeaderBits, charge, now);
+                        }
+                        prop_assert!(charged != Err(ChargeError::Unwritten));
+                        if charged.is_ok() {
+                            passed.push((now, amount));
+                            let hour = passed.iter().filter(|(at, _)| at + HOUR_MS > now);
+                            let bits: u64 = hour.map(|(_, bits)| bits).sum();
+                            prop_assert!(bits + END_BITS <= limit, "{bits} of {limit}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn p19_all_of_a_budget_but_the_mark_of_the_end_can_be_used() {
+        let line =
+            BudgetLine { purse: BudgetOwner::Sandbox, budget: BudgetKind::HeaderBitsPerHour, limit: 300 };
+        for (amount, fits) in [(292, true), (293, false)] {
+            let mut account = reopen(None, 0);
+            let mut charge =
+                || account.charge(std::slice::from_ref(&line), UsageKind::HeaderBits, (amount, amount), 0);
+            assert_eq!(charge() == Err(ChargeError::Unwritten), fits, "{amount}");
+        }
     }
 }

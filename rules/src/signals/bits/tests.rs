@@ -21,14 +21,17 @@ fn small_request() -> impl Strategy<Value = PlainRequest> {
         4 => prop::sample::select(vec!["", "a", "v1", "items", "7", "x y", "QUJD", "0f"]).prop_map(|t| t.as_bytes().to_vec()),
         1 => prop::collection::vec(any::<u8>().prop_filter("separators", |b| !b"/&=; ?".contains(b)), 0..6),
     ];
+    let usual = vec!["*/*", "application/json", "Bearer 7", "curl/8.5.0", "pip/24.0 x86_64", "\u{e4}/1"];
+    let usual = prop::sample::select(usual).prop_map(|value| value.as_bytes().to_vec());
+    let value = prop_oneof![usual, text.clone()];
     let pair = (text.clone(), prop::option::of(text.clone()));
     let pairs = || prop::collection::vec(pair.clone(), 0..3);
-    let name = prop::sample::select(vec!["accept", "user-agent", "x-a", "x-b"]);
+    let name = prop::sample::select(vec!["accept", "authorization", "user-agent", "x-a", "x-b"]);
     (
-        prop::sample::select(vec!["GET", "POST", "BREW"]),
+        prop::sample::select(vec!["GET", "POST", "BREW", ""]),
         prop::collection::vec(text.clone(), 1..4),
         pairs(),
-        prop::collection::vec((name, text.clone()), 0..4),
+        prop::collection::vec((name, value), 0..4),
         prop::option::of(prop::collection::vec(pair.clone(), 1..3)),
     )
         .prop_map(|(method, segments, query, fields, cookies)| PlainRequest {
@@ -107,14 +110,19 @@ proptest! {
 
 /// All requests of a small world.
 fn all_small_requests() -> Vec<PlainRequest> {
-    let texts = ["", "a", "b", "0", "Z"];
+    let texts = ["", "a", "b", "0", "v1"];
     let mut all = Vec::new();
-    for method in ["", "G", "P"] {
+    for method in ["", "GET", "P"] {
         for path in
             texts.iter().map(|a| vec![*a]).chain(texts.iter().flat_map(|a| texts.map(|b| vec![*a, b])))
         {
             for query in [None, Some(("a", None)), Some(("a", Some("b"))), Some(("b", Some("0")))] {
-                for fields in [vec![], vec![("a", "b")], vec![("a", "0")], vec![("a", "b"), ("b", "b")]] {
+                for fields in [
+                    vec![],
+                    vec![("accept", "*/*")],
+                    vec![("a", "0")],
+                    vec![("accept", "*/*"), ("user-agent", "curl/")],
+                ] {
                     let bytes = |text: &str| text.as_bytes().to_vec();
                     all.push(PlainRequest {
                         method: bytes(method),
@@ -166,14 +174,14 @@ fn p19_prices_satisfy_krafts_inequality_in_every_state() {
 fn p19_there_are_at_most_2_to_the_n_sequences_of_n_bits() {
     /// Counts the sequences that cost at most `room` with the mark of their end, from the state of `account`.
     fn count(account: &HeaderAccount, all: &[PlainRequest], room: u64) -> u64 {
-        let Some(room) = room.checked_sub(window::END_MILLIBITS) else { return 0 };
+        let Some(room) = room.checked_sub(END_BITS * 1_000) else { return 0 };
         let mut sequences = 1; // the one that ends here
         for (request, price) in all.iter().zip(prices(account, all)) {
             // Repeats that cost next to nothing would never end; the test of Kraft's inequality has them.
             if price <= room && price > 100 {
                 let mut after = account.clone();
                 learn(&mut after, request);
-                sequences += count(&after, all, room - price + window::END_MILLIBITS);
+                sequences += count(&after, all, room - price + END_BITS * 1_000);
             }
         }
         sequences
@@ -193,7 +201,7 @@ fn p19_there_are_at_most_2_to_the_n_sequences_of_n_bits() {
 fn p19_marks_cost_what_they_leave_to_others() {
     assert!(NEXT as f64 >= (256.0_f64 / 253.0).log2() * BIT as f64);
     assert_eq!(FIRST, 8 * BIT);
-    assert_eq!(window::END_MILLIBITS, 8_000);
+    assert_eq!(END_BITS, 8);
 }
 
 #[test]
@@ -246,6 +254,16 @@ fn accounts_survive_storage_and_forget_the_oldest_host() {
         assert_eq!(restored.price(host, &components).repeat, known, "{host}");
         assert_eq!(restored.price(host, &components), account.price(host, &components), "{host}");
     }
-    let other = HeaderAccount::from_state(DigestKey::new([1; 16]), &account.state());
+    account.limit_hosts(2);
+    assert_eq!(account.host_count(), 2);
+    for (host, known) in [("host-64", true), ("host-63", true), ("host-62", false)] {
+        assert_eq!(account.has_room_for(host), known, "{host}");
+        assert_eq!(account.price(host, &components).repeat, known, "{host}");
+    }
+    let components = account.split(&parts);
+    account.limit_hosts(0);
+    account.learn("host-64", &components);
+    assert_eq!(account.host_count(), 0, "nothing is remembered");
+    let other = HeaderAccount::from_state(DigestKey::new([1; 16]), &restored.state());
     assert!(!other.price("host-1", &other.split(&parts)).repeat);
 }

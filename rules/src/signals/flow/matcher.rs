@@ -3,17 +3,10 @@
 use hashbrown::HashMap;
 
 use super::table::{FlowSnapshot, seconds};
-use super::window::Window;
-use super::{GRAM, GUARANTEED_RUN, MAX_UNDECIDED};
-use crate::ids::{BankId, BankPattern};
-use crate::signals::{Signal, SignalCode, SignalPlace, ViewMatcher};
-
-/// The banks whose text one destination may receive: a host, or the bank that a request retains into. Who may receive
-/// what is decided elsewhere; the default is nothing.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FlowRules {
-    may_receive: Vec<BankPattern>,
-}
+use super::window::{FlowKey, Window};
+use super::{GUARANTEED_RUN, MAX_UNDECIDED};
+use crate::ids::BankId;
+use crate::signals::{Signal, SignalCode, SignalPlace};
 
 /// How much of a bank's text was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,111 +16,78 @@ pub struct FlowMatch {
     pub characters: u64,
 }
 
-/// The end of what left, so that a text that is split over requests is recognised when it continues. It has room for
-/// [`GRAM`] - 1 characters, kept as keyed values.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FlowCarry([u64; GRAM]);
-
-/// Looks for recalled text in one view of what leaves, and reports each bank that the destination may not receive
-/// once, at the first match. [`FlowMatcher::matched`] has the running count.
+/// Looks for recalled text in one view of what leaves, and returns each bank once, at the first match;
+/// [`FlowMatcher::matched`] has the running count. Who may receive a bank's text is decided by the caller, who also
+/// brings the snapshot for each piece: a matcher that kept one would keep the memory of outdated tables.
 ///
 /// A view may be more than one stretch of bytes. Fields of a request, or the values of its query, fed in sequence
-/// without [`ViewMatcher::finish`] between them, count as one text: a text that is split over them is recognised. A
-/// text that is split over requests is recognised if each piece has [`GUARANTEED_RUN`] characters, or if the caller
-/// keeps a [`FlowCarry`] for each sandbox and host and the pieces come in order.
+/// without [`FlowMatcher::finish`] between them, count as one text: a text that is split over them is recognised. A
+/// text that is split over requests is recognised if each piece has [`GUARANTEED_RUN`] characters.
 #[derive(Debug)]
 pub struct FlowMatcher {
-    snapshot: FlowSnapshot,
-    rules: FlowRules,
-    now: u32,
-    place: SignalPlace,
     window: Window,
     found: Found,
     fed: usize,
-    is_finished: bool,
 }
 
 #[derive(Debug, Default)]
 struct Found {
     matches: Vec<FlowMatch>,
     /// For each bank its place in `matches` and where it matched last.
-    places: HashMap<u16, (usize, u64), foldhash::fast::FixedState>,
-    /// How many of `matches` were reported or passed over.
-    reported: usize,
+    places: HashMap<BankId, (usize, u64), foldhash::fast::FixedState>,
 }
 
-impl FlowRules {
-    pub fn new(may_receive: Vec<BankPattern>) -> Self {
-        FlowRules { may_receive }
-    }
-
-    pub fn may_receive(&self, bank: &BankId) -> bool {
-        self.may_receive.iter().any(|pattern| pattern.matches(bank))
+impl FlowMatch {
+    /// Returns the signal for a destination that may not receive the bank's text.
+    pub fn signal(&self) -> Signal {
+        Signal {
+            code: SignalCode::MemoryFlow,
+            place: SignalPlace::Body,
+            encodings: Vec::new(),
+            what: format!("text of memory bank `{}`", self.bank),
+            value: self.characters,
+            threshold: GUARANTEED_RUN as u64,
+        }
     }
 }
 
 impl FlowMatcher {
-    pub fn new(snapshot: FlowSnapshot, rules: FlowRules, now: u64) -> Self {
-        FlowMatcher {
-            window: Window::new(&snapshot.key),
-            snapshot,
-            rules,
-            now: seconds(now),
-            place: SignalPlace::Body,
-            found: Found::default(),
-            fed: 0,
-            is_finished: false,
-        }
+    /// Makes one for tables with the same key.
+    pub fn new(key: &FlowKey) -> Self {
+        FlowMatcher { window: Window::new(key), found: Found::default(), fed: 0 }
     }
 
-    /// Names the place that the next findings are in; at first it is the body.
-    pub fn set_place(&mut self, place: SignalPlace) {
-        self.place = place;
-    }
-
-    /// Continues behind what left earlier.
-    pub fn resume(&mut self, carry: &FlowCarry) {
-        self.begin();
-        self.window.resume(&carry.0);
-    }
-
-    /// Returns the end of the view, also after [`ViewMatcher::finish`].
-    pub fn carry(&self) -> FlowCarry {
-        let mut tail = self.window.tail();
-        // A whole gram would match again.
-        if let Some(first) = tail.first_mut() {
-            *first = 0;
-        }
-        FlowCarry(tail)
-    }
-
-    /// Returns what was found in this view, or in the last one until the next begins. Banks that the destination may
-    /// receive are included.
+    /// Returns what was found in this view so far.
     pub fn matched(&self) -> &[FlowMatch] {
         &self.found.matches
     }
 
-    /// Takes the next bytes without reporting.
-    pub(super) fn take(&mut self, bytes: &[u8]) {
-        if self.is_finished {
-            self.begin();
+    /// Takes the next bytes, and returns the banks that are found in this view for the first time.
+    pub fn feed(&mut self, snapshot: &FlowSnapshot, bytes: &[u8], now: u64) -> &[FlowMatch] {
+        if snapshot.is_empty() {
+            return &[];
         }
-        if self.snapshot.is_empty() {
-            return;
-        }
+        let known = self.found.matches.len();
         self.fed = self.fed.saturating_add(bytes.len());
-        let (snapshot, now, found) = (&self.snapshot, self.now, &mut self.found);
+        let (now, found) = (seconds(now), &mut self.found);
         self.window.feed_alternate(bytes, |characters, hash| {
             if snapshot.storage.may_contain(hash) {
                 found.look_up(snapshot, hash, characters, now);
             }
         });
+        self.found.matches.get(known..).unwrap_or_default()
     }
 
-    fn begin(&mut self) {
+    /// Ends the view. The matcher is ready for another one.
+    pub fn finish(&mut self) {
         self.window.clear();
-        self.found.clear();
-        (self.fed, self.is_finished) = (0, false);
+        self.found = Found::default();
+        self.fed = 0;
+    }
+
+    /// Returns how many of the last bytes may belong to a run that is not recognised yet.
+    pub fn undecided(&self) -> usize {
+        self.fed.min(MAX_UNDECIDED)
     }
 }
 
@@ -141,10 +101,12 @@ impl Found {
             }
             // A bank that is newer than the snapshot has no label here.
             let Some(bank) = snapshot.banks.get(usize::from(entry.bank)) else { return };
-            let (at, last) = self.places.entry(entry.bank).or_insert_with(|| {
+            // By name: the index of a bank may change with the snapshot.
+            if !self.places.contains_key(bank) {
+                self.places.insert(bank.clone(), (self.matches.len(), 0));
                 self.matches.push(FlowMatch { bank: bank.clone(), characters: 0 });
-                (self.matches.len() - 1, 0)
-            });
+            }
+            let Some((at, last)) = self.places.get_mut(bank) else { return };
             // Around one matching gram, a run has up to 24 more characters on either side, so 24 on average, and the
             // next gram of the same run adds its distance.
             let run = GUARANTEED_RUN as u64;
@@ -155,46 +117,5 @@ impl Found {
             }
             *last = characters;
         });
-    }
-
-    fn clear(&mut self) {
-        self.matches.clear();
-        self.places.clear();
-        self.reported = 0;
-    }
-}
-
-impl ViewMatcher for FlowMatcher {
-    fn feed(&mut self, bytes: &[u8], found: &mut Vec<Signal>) {
-        self.take(bytes);
-        for new in self.found.matches.iter().skip(self.found.reported) {
-            if !self.rules.may_receive(&new.bank) {
-                found.push(Signal {
-                    code: SignalCode::MemoryFlow,
-                    place: self.place.clone(),
-                    encodings: Vec::new(),
-                    what: format!("text of bank \"{}\"", new.bank),
-                    value: new.characters,
-                    threshold: GUARANTEED_RUN as u64,
-                });
-            }
-        }
-        self.found.reported = self.found.matches.len();
-    }
-
-    fn finish(&mut self, _found: &mut Vec<Signal>) {
-        self.is_finished = true;
-    }
-
-    fn undecided(&self) -> usize {
-        match self.is_finished {
-            true => 0,
-            false => self.fed.min(MAX_UNDECIDED),
-        }
-    }
-
-    /// None: every text could go on to be recalled text.
-    fn begun(&self) -> usize {
-        0
     }
 }

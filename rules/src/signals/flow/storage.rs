@@ -47,8 +47,7 @@ impl Storage {
     pub(super) fn new(capacity: usize) -> Self {
         let zeros = |length| (0..length).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
         let capacity = capacity.max(MIN_CAPACITY);
-        let slots = capacity * 4 / 3 + 1;
-        let words = (capacity * FILTER_BITS / 64).next_power_of_two();
+        let (slots, words) = Self::lengths(capacity);
         let filter_shift = 64 - words.trailing_zeros();
         Storage { capacity, filter: zeros(words), filter_shift, hashes: zeros(slots), entries: zeros(slots) }
     }
@@ -58,8 +57,15 @@ impl Storage {
         self.capacity
     }
 
-    pub(super) fn bytes(&self) -> usize {
-        (self.filter.len() + self.hashes.len() + self.entries.len()) * size_of::<AtomicU64>()
+    /// Returns the memory of a storage with room for `capacity` entries.
+    pub(super) fn bytes_for(capacity: usize) -> usize {
+        let (slots, words) = Self::lengths(capacity);
+        (words + 2 * slots) * size_of::<AtomicU64>()
+    }
+
+    /// Returns the lengths of the table and of the filter.
+    fn lengths(capacity: usize) -> (usize, usize) {
+        (capacity * 4 / 3 + 1, (capacity * FILTER_BITS / 64).next_power_of_two())
     }
 
     /// Tells whether a hash can be in the table.

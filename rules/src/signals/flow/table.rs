@@ -7,11 +7,16 @@ use std::time::Duration;
 use super::storage::{Entry, Insertion, MIN_CAPACITY, Storage};
 use super::window::{FlowKey, Window};
 use super::{
-    DEFAULT_FINGERPRINTS, FlowMatch, FlowMatcher, FlowRules, GRAM, MAX_BANKS, MAX_FINGERPRINTS, MIN_DISTINCT,
+    DEFAULT_FINGERPRINTS, FlowMatch, FlowMatcher, GRAM, MAX_BANKS, MAX_FINGERPRINTS, MIN_DISTINCT,
     PAIR_DISTANCE,
 };
 use crate::ids::BankId;
 
+/// Memory of the name of a bank: in the list, in the index and in what the attempts share.
+const LABEL_BYTES: usize = 512;
+
+/// A table has a label for each so many of its fingerprints.
+const FINGERPRINTS_PER_BANK: usize = 16;
 /// What share of a full table gives way to new entries: few enough to forget little, enough to do so rarely.
 const EVICTED_SHARE: usize = 8;
 
@@ -93,9 +98,34 @@ impl FlowTable {
         self.evicted
     }
 
-    /// Returns the memory that the fingerprints occupy.
+    /// Returns the memory that the fingerprints and the names of their banks occupy.
     pub fn bytes(&self) -> usize {
-        self.storage.bytes()
+        Self::bytes_for(self.storage.capacity())
+    }
+
+    /// Returns the memory of a table for so many fingerprints.
+    pub fn bytes_for(fingerprints: usize) -> usize {
+        Storage::bytes_for(fingerprints) + max_banks(fingerprints) * LABEL_BYTES
+    }
+
+    /// Returns how many fingerprints the table must have room for so that `more` push no other out, if that is more
+    /// than it may have.
+    pub fn wanted_fingerprints(&self, more: usize) -> Option<usize> {
+        let max = self.limits.max_fingerprints;
+        (self.len + more > max && max < DEFAULT_FINGERPRINTS).then(|| max * 2)
+    }
+
+    /// Returns the bound of the table.
+    pub fn max_fingerprints(&self) -> usize {
+        self.limits.max_fingerprints
+    }
+
+    /// Changes the bound of the table. If it has more, the oldest give way.
+    pub fn set_max_fingerprints(&mut self, max: usize, now: u64) {
+        self.limits.max_fingerprints = max.clamp(MIN_CAPACITY, MAX_FINGERPRINTS);
+        if self.storage.capacity() > self.limits.max_fingerprints {
+            self.rebuild(seconds(now), self.limits.max_fingerprints);
+        }
     }
 
     pub fn snapshot(&mut self) -> FlowSnapshot {
@@ -149,12 +179,13 @@ impl FlowTable {
         if let Some(index) = self.labels.find(bank, now) {
             return index;
         }
-        if self.labels.banks.len() >= MAX_BANKS {
+        let max = max_banks(self.limits.max_fingerprints);
+        if self.labels.banks.len() >= max {
             let mut times = self.labels.times.clone();
-            let (_, cutoff, _) = times.select_nth_unstable(MAX_BANKS / EVICTED_SHARE);
+            let (_, cutoff, _) = times.select_nth_unstable(max / EVICTED_SHARE);
             let cutoff = *cutoff;
-            let mut spare = MAX_BANKS / EVICTED_SHARE;
-            let mut gives_way = Vec::with_capacity(MAX_BANKS);
+            let mut spare = max / EVICTED_SHARE;
+            let mut gives_way = Vec::with_capacity(times.len());
             for time in &self.labels.times {
                 let gives = *time <= cutoff && spare > 0;
                 spare -= usize::from(gives);
@@ -175,14 +206,15 @@ impl FlowTable {
             _ => *times.select_nth_unstable(excess - 1).1,
         };
         let lifetime = seconds(self.limits.lifetime.as_secs());
-        let mut spare = excess;
+        // Of the entries as old as the newest that gives way, so many as are missing without them.
+        let mut spare = excess.saturating_sub(times.iter().filter(|time| **time < cutoff).count());
         self.retain(|entry| {
             if now.saturating_sub(entry.time) >= lifetime {
                 return false;
             }
-            let gives_way = spare > 0 && entry.time <= cutoff;
-            spare -= usize::from(gives_way);
-            !gives_way
+            let is_spare = spare > 0 && entry.time == cutoff;
+            spare -= usize::from(is_spare);
+            !is_spare && entry.time >= cutoff
         });
         self.evicted += excess as u64;
     }
@@ -218,9 +250,7 @@ impl FlowSnapshot {
         if self.empty || text.len() < GRAM {
             return Vec::new();
         }
-        let mut matcher = FlowMatcher::new(self.clone(), FlowRules::default(), now);
-        matcher.take(text.as_bytes());
-        matcher.matched().to_vec()
+        FlowMatcher::new(&self.key).feed(self, text.as_bytes(), now).to_vec()
     }
 
     /// Tells whether the table had no entry when the snapshot was made.
@@ -320,6 +350,11 @@ impl FlowTable {
         let known = |bank: &u16| self.storage.contains(hash, *bank);
         self.storage.may_contain(hash) && self.labels.indexes.get(bank).is_some_and(known)
     }
+}
+
+/// Returns how many banks a table for so many fingerprints has labels for.
+fn max_banks(fingerprints: usize) -> usize {
+    (fingerprints / FINGERPRINTS_PER_BANK).clamp(EVICTED_SHARE, MAX_BANKS)
 }
 
 /// Tells whether a gram has [`MIN_DISTINCT`] different characters.

@@ -127,19 +127,6 @@ impl Window {
         (self.hash, self.characters, self.pending_length) = (0, 0, 0);
     }
 
-    /// Returns the values of the last characters, the last one last; 0 where there are fewer.
-    pub(super) fn tail(&self) -> [u64; GRAM] {
-        self.values.first_chunk().copied().unwrap_or_default()
-    }
-
-    /// Continues behind `tail`.
-    pub(super) fn resume(&mut self, tail: &[u64; GRAM]) {
-        self.clear();
-        self.values[..GRAM].copy_from_slice(tail);
-        self.hash = tail.iter().fold(0, |hash, value| hash.rotate_left(1) ^ value);
-        self.characters = tail.iter().filter(|value| **value != 0).count() as u64;
-    }
-
     /// Takes the next bytes of the text. Calls `each` for each character with the number of characters so far, the
     /// hash of the last [`GRAM`] and their values.
     pub(super) fn feed(&mut self, bytes: &[u8], mut each: impl FnMut(u64, u64, &[u64; GRAM])) {

@@ -4,9 +4,13 @@
 
 use std::collections::HashMap;
 
+use super::super::baseline::{
+    FIELD_LISTS, TextForm, WORD_TOKENS, WORDS, WORDS_END, baseline, field_list_price, field_list_weights,
+    next_word, word_weight,
+};
 use super::super::digest::Digest;
 use super::super::literal::{CLASSES, smallest_class};
-use super::super::request::{SEGMENT_SLOTS, SlotKind};
+use super::super::request::{ComponentPlace, SEGMENT_SLOTS, SlotKind};
 use super::super::table::HostTable;
 use super::super::{REQUEST_SLOT, RequestComponents, RequestParts};
 use super::coder::Coder;
@@ -50,6 +54,29 @@ impl PlainRequest {
             query: query.as_deref(),
             fields: &fields,
         })
+    }
+}
+
+/// What pairs of names and values belong to.
+#[derive(Clone, Copy)]
+enum PairPlace {
+    Query,
+    Cookies,
+}
+
+impl PairPlace {
+    fn names(self) -> ComponentPlace<'static> {
+        match self {
+            PairPlace::Query => ComponentPlace::Query,
+            PairPlace::Cookies => ComponentPlace::Cookies,
+        }
+    }
+
+    fn value(self, name: &[u8]) -> ComponentPlace<'_> {
+        match self {
+            PairPlace::Query => ComponentPlace::QueryValue(name),
+            PairPlace::Cookies => ComponentPlace::Cookie(name),
+        }
     }
 }
 
@@ -122,7 +149,8 @@ impl Codec {
     }
 
     fn components(&mut self, given: Option<&PlainRequest>) -> PlainRequest {
-        let method = self.text(SlotKind::Method.key(0), given.map(|given| &given.method));
+        let method =
+            self.text(ComponentPlace::Method, SlotKind::Method.key(0), given.map(|given| &given.method));
         let count = given.map(|given| given.segments.len() as u64);
         let count = match self.known(SlotKind::PathLength.key(0), count.map(|count| Digest(count, 0))) {
             Some(Digest(count, _)) => count,
@@ -131,42 +159,57 @@ impl Codec {
         let segments = (0..count as usize)
             .map(|at| {
                 let slot = SlotKind::Segment.key(at.min(SEGMENT_SLOTS) as u64);
-                self.text(slot, given.map(|given| &given.segments[at]))
+                self.text(ComponentPlace::Segment(at), slot, given.map(|given| &given.segments[at]))
             })
             .collect();
         let kinds = (SlotKind::QueryList, SlotKind::QueryName, SlotKind::QueryValue);
-        let query = self.pairs(kinds, given.map(|given| &given.query));
+        let query = self.pairs(kinds, PairPlace::Query, given.map(|given| &given.query));
 
         let given_names = given.map(|given| {
             let names = given.fields.iter().map(|(name, _)| (name.clone().into_bytes(), true));
             names.chain(given.cookies.iter().map(|_| (b"cookie".to_vec(), true))).collect()
         });
-        let names = self.list(SlotKind::FieldList, SlotKind::FieldName, false, given_names);
+        let names =
+            self.list(SlotKind::FieldList, SlotKind::FieldName, ComponentPlace::FieldName, given_names);
         let mut request = PlainRequest { method, segments, query, ..PlainRequest::default() };
         for (at, (name, _)) in names.into_iter().enumerate() {
             if name == b"cookie" {
                 let kinds = (SlotKind::CookieList, SlotKind::CookieName, SlotKind::CookieValue);
-                request.cookies = Some(self.pairs(kinds, given.and_then(|given| given.cookies.as_ref())));
+                request.cookies = Some(self.pairs(
+                    kinds,
+                    PairPlace::Cookies,
+                    given.and_then(|given| given.cookies.as_ref()),
+                ));
                 continue;
             }
             let slot = SlotKind::FieldValue.key(key().digest(&name).0);
-            let value = self.text(slot, given.map(|given| &given.fields[at].1));
-            request.fields.push((String::from_utf8(name).unwrap(), value));
+            let name_text = String::from_utf8(name).unwrap();
+            let place = ComponentPlace::Field(&name_text);
+            let value = self.text(place, slot, given.map(|given| &given.fields[at].1));
+            request.fields.push((name_text, value));
         }
         request
     }
 
-    fn pairs(&mut self, kinds: (SlotKind, SlotKind, SlotKind), given: Option<&Pairs>) -> Pairs {
+    fn pairs(
+        &mut self,
+        kinds: (SlotKind, SlotKind, SlotKind),
+        place: PairPlace,
+        given: Option<&Pairs>,
+    ) -> Pairs {
         let names = given.map(|given| {
             given.iter().map(|(name, value)| (name.clone(), value.is_some())).collect::<Vec<_>>()
         });
-        let names = self.list(kinds.0, kinds.1, true, names);
+        let names = self.list(kinds.0, kinds.1, place.names(), names);
         names
             .into_iter()
             .enumerate()
             .map(|(at, (name, valued))| {
                 let slot = kinds.2.key(key().digest(&name).0);
-                let value = valued.then(|| self.text(slot, given.map(|given| given[at].1.as_ref().unwrap())));
+                let value = valued.then(|| {
+                    let given = given.map(|given| given[at].1.as_ref().unwrap());
+                    self.text(place.value(&name), slot, given)
+                });
                 (name, value)
             })
             .collect()
@@ -176,7 +219,7 @@ impl Codec {
         &mut self,
         list: SlotKind,
         name: SlotKind,
-        optional_values: bool,
+        place: ComponentPlace<'_>,
         given: Option<Vec<(Bytes, bool)>>,
     ) -> Vec<(Bytes, bool)> {
         let digest_of = |names: &[(Bytes, bool)]| {
@@ -187,6 +230,20 @@ impl Codec {
         if let Some(known) = self.known(list.key(0), given.as_deref().map(digest_of)) {
             return self.lists[&known].clone();
         }
+        if place == ComponentPlace::FieldName {
+            let known = given.as_ref().map(|given| {
+                let found = field_list_price(given.iter().map(|(name, _)| name.as_slice())).0;
+                found.unwrap_or(FIELD_LISTS.len())
+            });
+            let known = self.coder.choose(&field_list_weights(), known);
+            if let Some(list) = FIELD_LISTS.get(known) {
+                let names: Vec<(Bytes, bool)> =
+                    list.names.iter().map(|name| (name.as_bytes().to_vec(), true)).collect();
+                names.iter().for_each(|name| drop(self.names.insert(name_digest(name), name.clone())));
+                self.lists.insert(digest_of(&names), names.clone());
+                return names;
+            }
+        }
         let count = self.coder.count(given.as_ref().map(|given| given.len() as u64));
         let (mut names, mut previous) = (Vec::new(), 0);
         for at in 0..count as usize {
@@ -194,10 +251,9 @@ impl Codec {
             let found = match self.known(name.key(previous), given.map(name_digest)) {
                 Some(known) => self.names[&known].clone(),
                 None => {
-                    let text = self.literal(given.map(|(name, _)| name));
-                    // The price has this bit for field names too, where it is always set.
-                    let valued = self.coder.uniform(2, given.map(|(_, valued)| u32::from(*valued))) == 1;
-                    assert!(optional_values || valued);
+                    let text = self.new_text(place, given.map(|(name, _)| name));
+                    let valued = place == ComponentPlace::FieldName
+                        || self.coder.uniform(2, given.map(|(_, valued)| u32::from(*valued))) == 1;
                     (text, valued)
                 }
             };
@@ -209,16 +265,50 @@ impl Codec {
         names
     }
 
-    fn text(&mut self, slot: u64, given: Option<&Bytes>) -> Bytes {
+    fn text(&mut self, place: ComponentPlace<'_>, slot: u64, given: Option<&Bytes>) -> Bytes {
         let text = match self.known(slot, given.map(|given| key().digest(given))) {
             Some(known) => self.texts[&known].clone(),
-            None => self.literal(given),
+            None => self.new_text(place, given),
         };
         self.texts.insert(key().digest(&text), text.clone());
         text
     }
 
-    fn literal(&mut self, given: Option<&Bytes>) -> Bytes {
+    /// Codes a text that its slot does not know, by the baseline of its place.
+    fn new_text(&mut self, place: ComponentPlace<'_>, given: Option<&Bytes>) -> Bytes {
+        let baseline = baseline(place);
+        let form = given.map(|given| match baseline.cheapest(given).0 {
+            TextForm::Literal => 0,
+            TextForm::Words => 1,
+            TextForm::Entry(at) => at + 2,
+        });
+        match self.coder.choose(&baseline.weights(), form) {
+            0 => self.literal(given.map(Vec::as_slice)),
+            1 => self.words(given),
+            at => {
+                let entry = &baseline.entries()[at - 2];
+                let rest = given.map(|given| &given[entry.text.len()..]);
+                let rest = if entry.is_stem() { self.literal(rest) } else { Bytes::new() };
+                [entry.text.as_bytes(), &rest].concat()
+            }
+        }
+    }
+
+    fn words(&mut self, given: Option<&Bytes>) -> Bytes {
+        let weights: Vec<u32> = (0..WORD_TOKENS).map(word_weight).chain([WORDS_END]).collect();
+        let mut text = Bytes::new();
+        loop {
+            let token =
+                given.map(|given| next_word(&given[text.len()..]).map_or(WORD_TOKENS, |(token, _)| token));
+            match self.coder.choose(&weights, token) {
+                WORD_TOKENS => return text,
+                token if token < WORDS.len() => text.extend_from_slice(WORDS[token].as_bytes()),
+                token => text.push((token - WORDS.len()) as u8 + 0x20),
+            }
+        }
+    }
+
+    fn literal(&mut self, given: Option<&[u8]>) -> Bytes {
         let class = self.coder.uniform(8, given.map(|given| smallest_class(given).0 as u32));
         let class = &CLASSES[class as usize];
         let alphabet: Bytes = (0..=255).filter(|byte| (class.contains)(*byte)).collect();

@@ -19,6 +19,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::BudgetKind;
+
 /// Parts of a window; usage expires one part at a time.
 const WINDOW_PARTS: u64 = 60;
 /// The allowance between two writes is the limit divided by this; it counts as used after a crash.
@@ -27,7 +29,7 @@ const AHEAD_DIVISOR: u64 = 16;
 /// Usage, by the part of time in which it happened.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct SlidingWindow {
+pub struct SlidingWindow {
     /// Parts with usage, oldest first: the part's number since time zero, and the amount.
     parts: VecDeque<(u64, u64)>,
     /// The allowance: how much may be used after the last write without another.
@@ -50,7 +52,7 @@ pub(super) struct SlidingWindow {
 
 /// Returns the largest lease for a limit: half of the allowance, so that a lease which is mostly refunded needs no
 /// write.
-pub(super) fn max_lease(limit: u64) -> u64 {
+pub fn max_lease(limit: u64) -> u64 {
     limit / AHEAD_DIVISOR / 2
 }
 
@@ -66,14 +68,14 @@ fn part_end(at: u64, length: u64) -> u64 {
 
 impl SlidingWindow {
     /// Continues a window read from disk: the allowance of the earlier process counts as used.
-    pub(super) fn restore(&mut self, now: u64, window: Option<Duration>) {
+    pub fn restore(&mut self, now: u64, window: Option<Duration>) {
         let ahead = std::mem::take(&mut self.ahead);
         self.used = self.parts.iter().fold(0, |sum, (_, used)| sum.saturating_add(*used));
         self.add(now / part_length(window), ahead);
     }
 
     /// Returns the usage within the window, dropping expired parts.
-    pub(super) fn amount_used(&mut self, now: u64, window: Option<Duration>) -> u64 {
+    pub fn amount_used(&mut self, now: u64, window: Option<Duration>) -> u64 {
         let current = now / part_length(window);
         while self.parts.front().is_some_and(|(at, _)| at.saturating_add(WINDOW_PARTS) < current) {
             let (_, gone) = self.parts.pop_front().unwrap_or_default();
@@ -82,14 +84,19 @@ impl SlidingWindow {
         self.used
     }
 
+    /// Returns what is left of a budget.
+    pub fn left(&mut self, now: u64, budget: BudgetKind, limit: u64) -> u64 {
+        budget.usable(limit).saturating_sub(self.amount_used(now, budget.window()))
+    }
+
     /// Counts usage, which must be within [`SlidingWindow::room`].
-    pub(super) fn charge(&mut self, now: u64, window: Option<Duration>, amount: u64) {
+    pub fn charge(&mut self, now: u64, window: Option<Duration>, amount: u64) {
         self.add(now / part_length(window), amount);
         self.unwritten = self.unwritten.saturating_add(amount);
     }
 
     /// Refunds what was charged at `then`, unless that part has expired.
-    pub(super) fn refund(&mut self, then: u64, window: Option<Duration>, amount: u64) {
+    pub fn refund(&mut self, then: u64, window: Option<Duration>, amount: u64) {
         let at = then / part_length(window);
         if let Some((_, used)) = self.parts.iter_mut().find(|(part, _)| *part == at) {
             let back = amount.min(*used);
@@ -100,7 +107,7 @@ impl SlidingWindow {
     }
 
     /// Returns when `amount` more can be used, or `None` if never.
-    pub(super) fn free_at(&self, window: Option<Duration>, limit: u64, amount: u64) -> Option<u64> {
+    pub fn free_at(&self, window: Option<Duration>, limit: u64, amount: u64) -> Option<u64> {
         let length = window.map(|_| part_length(window))?;
         let mut used = self.used;
         for (at, gone) in &self.parts {
@@ -113,22 +120,22 @@ impl SlidingWindow {
     }
 
     /// Returns what is left of the allowance.
-    pub(super) fn room(&self) -> u64 {
+    pub fn room(&self) -> u64 {
         self.ahead.saturating_sub(self.unwritten)
     }
 
     /// Asks that the next write has room for `amount` more.
-    pub(super) fn want(&mut self, amount: u64, limit: u64) {
+    pub fn want(&mut self, amount: u64, limit: u64) {
         (self.wanted, self.limit) = (self.wanted.max(amount), limit);
     }
 
     /// Whether so much of the allowance is used that the next write should begin.
-    pub(super) fn is_low(&self) -> bool {
+    pub fn is_low(&self) -> bool {
         self.unwritten > self.ahead - self.ahead / 4
     }
 
     /// Returns what to write: the usage of now, and a new allowance.
-    pub(super) fn begin_write(&mut self) -> Self {
+    pub fn begin_write(&mut self) -> Self {
         self.under_way = self.unwritten;
         let wanted = std::mem::take(&mut self.wanted);
         let ahead = wanted.saturating_add(self.limit / AHEAD_DIVISOR).max(self.room());
@@ -136,19 +143,19 @@ impl SlidingWindow {
     }
 
     /// Adopts the allowance that was written. Without a write, the old one stays.
-    pub(super) fn finish_write(&mut self, written: &Self) {
+    pub fn finish_write(&mut self, written: &Self) {
         self.unwritten = self.unwritten.saturating_sub(self.under_way);
         self.ahead = written.ahead;
     }
 
     /// Returns when the oldest usage expires.
-    pub(super) fn first_refill(&self, window: Option<Duration>) -> Option<u64> {
+    pub fn first_refill(&self, window: Option<Duration>) -> Option<u64> {
         let length = window.map(|_| part_length(window))?;
         self.parts.front().map(|(at, _)| part_end(*at, length))
     }
 
     /// Returns what the last write contains: exact usage, no allowance. Nothing may be used after it.
-    pub(super) fn finalize(&mut self) -> Self {
+    pub fn finalize(&mut self) -> Self {
         (self.unwritten, self.ahead) = (0, 0);
         self.clone()
     }
