@@ -32,6 +32,8 @@ pub(crate) struct InstanceSetup {
     pub(crate) others: Vec<&'static str>,
     /// The list that rules may name as `lists/hosts.txt`.
     pub(crate) list: Option<&'static str>,
+    /// The resolver; by default one that never answers.
+    pub(crate) resolver: Option<SocketAddr>,
 }
 
 /// A running instance.
@@ -97,9 +99,10 @@ impl InstanceSetup {
                 )
             })
             .collect();
+        let resolver = self.resolver.unwrap_or(([127, 0, 0, 1], 9).into());
         let operator = format!(
             "policies = \"policies\"\n[log]\ndir = \"log\"\n\
-             [dns]\nupstreams = [\"127.0.0.1:9\"]\ngrid_milliseconds = 0\npre_resolve = false\n\
+             [dns]\nupstreams = [\"{resolver}\"]\ngrid_milliseconds = 0\npre_resolve = false\n\
              {hosts}{upstream}[limits]\n{}\n{sandboxes}{}",
             self.limits, self.tables
         );

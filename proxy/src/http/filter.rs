@@ -23,7 +23,7 @@ use super::canonical::{normalize_fields, strip_unlisted};
 use super::chunks::ChunkFault;
 use super::context::{DepartedRequest, DialledRequest, RequestContext, RequestState, internal};
 use super::fields::{strip_forged, strip_hop_by_hop, strip_request, strip_request_hops, strip_trailers};
-use super::request::{request_facts, request_record};
+use super::request::{ParsedRequest, request_facts, request_record};
 use super::scrub_fields::{ScrubOutcome, scrub_response, scrub_trailers};
 use super::upgrade::is_websocket;
 use super::{PacedBody, RequestMonitor, RequestScope};
@@ -35,7 +35,7 @@ use crate::egress::upstream::{
     UpstreamOptions, check_answer_fields, check_interim_answers, head_bytes, host_header, http_peer,
     refusal_from_error, request_bytes, response_bytes,
 };
-use crate::inspect::{AttemptContent, BodyFraming, HELD_BYTES, RequestHead};
+use crate::inspect::{AttemptContent, BodyFraming, HELD_BYTES, RequestHead, inspect_refused};
 use crate::memory::{self, GuardMode, MemoryGuard, MemoryRequest};
 use crate::report::refusal::{self, BodyAudience, Refusal, RefusalResponse};
 use crate::report::{attempted, metrics, record};
@@ -104,16 +104,25 @@ impl RequestFilter {
         if session.req_header().headers.contains_key("trailer") {
             return Err(Refusal::from(Reason::BadRequest).with_detail(ChunkFault::Trailers));
         }
-        let parsed = request_facts(session.req_header(), monitor, &self.shared.limits)?;
-        if let Some(connect) = &parsed.connect {
-            decide(rules, sandbox, connect)?;
-        }
-        let permit = decide(rules, sandbox, &Facts::Request(parsed.facts))?;
+        let ParsedRequest { facts, connect } =
+            request_facts(session.req_header(), monitor, &self.shared.limits)?;
+        let record = state.record.as_mut().ok_or(Reason::Internal)?;
+        let connected = connect.map_or(Ok(()), |facts| decide(rules, sandbox, &facts).map(drop));
+        let facts = Facts::Request(facts);
+        let permit = match connected.and_then(|()| decide(rules, sandbox, &facts)) {
+            Ok(permit) => permit,
+            Err(refusal) => {
+                if let Facts::Request(request) = &facts {
+                    let hosts = request.authorities.iter().map(|named| &named.host);
+                    inspect_refused(&self.shared, &sandbox.id, hosts, record).await;
+                }
+                return Err(refusal);
+            }
+        };
         monitor.connection.pin(permit.host());
         let credential = permit.credential().map(|name| self.shared.credentials.current(name));
         let credential = credential.transpose();
         let credential = credential.map_err(|refusal| refusal.under(&permit))?;
-        let record = state.record.as_mut().ok_or(Reason::Internal)?;
         monitor.set_byte_count(record.byte_count());
         let leaving = outgoing_head(session.req_header(), Some(&permit))?;
         let head = RequestHead::of(&leaving);
