@@ -260,6 +260,34 @@ fn github_token() -> String {
     make(CanaryShape::GithubToken, "x", &random).unwrap().text()
 }
 
+// proves: signals.thresholds.header_bits_per_hour, allow.signals.thresholds.header_bits_per_hour
+// proves: memory.signals.thresholds.header_bits_per_hour
+#[test]
+fn bits_of_an_hour_are_flagged_beyond_their_threshold() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("p.toml");
+    let set = "signals = { thresholds = { header_bits_per_hour = 50 } }\n";
+    for (policy, allow, memory) in [("", "", ""), (set, "", ""), ("", set, ""), ("", "", set)] {
+        let rules = format!(
+            "name = \"p\"\n{policy}[[allow]]\nname = \"web\"\nhosts = [\"a.example\"]\n{allow}[[memory]]\n\
+             name = \"memory\"\nhost = \"m.example\"\nprofile = \"astrocyte\"\nrecall = [\"staging:a\"]\n{memory}"
+        );
+        fs::write(&path, &rules).unwrap();
+        let shown = path.display().to_string();
+        for (host, own) in [("a.example", allow), ("m.example", memory)] {
+            let request = format!("GET /v1/health HTTP/1.1\r\nHost: {host}\r\nX-Say: something\r\n\r\n");
+            let output = try_signals(&["--policy", &shown, "--json"], request.as_bytes());
+            let tried: Value =
+                serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+            let form = tried["form"].as_array().unwrap();
+            let found = form.iter().find(|signal| signal["code"] == "header_bits");
+            let expected = !policy.is_empty() || !own.is_empty();
+            assert_eq!(found.is_some(), expected, "{host}: {rules}: {form:?}");
+            assert!(found.is_none_or(|signal| signal["threshold"] == 50), "{found:?}");
+        }
+    }
+}
+
 #[test]
 fn a_request_is_tried_by_the_policy() {
     let token = github_token();
@@ -389,7 +417,7 @@ fn the_signals_are_listed_with_what_governs_them() {
     for (code, keys, default) in [
         ("canary_used", &["canaries"][..], "deny"),
         ("credential_leaving", &[], "deny"),
-        ("encoded_run", &["body", "headers", "url"], "flag"),
+        ("encoded_run", &["headers", "url"], "flag"),
         ("memory_flow", &["memory_flow"], "flag"),
         ("secret_found", &["secrets"], "flag"),
         ("upload_ratio", &["body"], "flag"),

@@ -463,7 +463,9 @@ impl ProxyHttp for RequestFilter {
             return Err(state.fail(Reason::AnswerUnreadable));
         }
         state.count_received(received).await?;
-        state.departed()?.departure.inspection.learn_cookies(&response.headers);
+        let departed = state.departed()?;
+        departed.body_bytes.unchanged = response.status == ::http::StatusCode::NOT_MODIFIED;
+        departed.departure.inspection.learn_answer(&response.headers);
         if !switched {
             strip_hop_by_hop(response);
         }
