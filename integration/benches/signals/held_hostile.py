@@ -11,7 +11,7 @@ import tarfile
 import time
 import zipfile
 
-from hostile import BROWSER, DROP, SIZE, Item, digits, in_body, pieces
+from hostile import BROWSER, DROP, SIZE, Item, digits, in_body, pieces, same_heads
 from samples import Samples
 
 ACCEPT = ("Accept", "*/*")
@@ -310,8 +310,8 @@ def items():
     add("new-mixture-9", sent(9, mixture))
     add("new-wandering-24", sent(24, wandering))
     add("new-wandering-64", sent(64, wandering))
-    add("new-boundary-32", sent(32, boundary))
-    add("new-boundary-16", sent(16, boundary))
+    add("new-boundary-32", sent(32, boundary), documented=True)
+    add("new-boundary-16", sent(16, boundary), documented=True)
     add("new-language-order", languages)
     add("new-language-quality", sent(6, qualities))
     add("new-accept-order", accepts)
@@ -321,7 +321,7 @@ def items():
     add("new-dates", sent(4, dates))
     add("new-ranges", sent(6, ranges))
     add("new-user-agent-versions", sent(4, versions))
-    add("new-forwarded-for", sent(16, forwarded))
+    add("new-forwarded-for", sent(16, forwarded), closed=lambda arrived, _wire: same_heads(arrived))
     add("new-etag-20", sent(20, lambda wire, piece, _: get(wire, "/", ("If-None-Match", f'"{piece.hex()}"'))))
     add("new-referer-30", sent(30, lambda wire, piece, _: get(wire, "/", ("Referer", f"https://web.example/?r={piece.hex()}"))))
     add("new-origin-16", sent(16, lambda wire, piece, _: get(wire, "/", ("Origin", f"https://{piece.hex()}.example"))))
@@ -349,7 +349,7 @@ def items():
     add("new-path-parameters-16", sent(16, lambda wire, piece, _: get(wire, f"/page;v={piece.hex()}")))
     add("new-disposition-40", sent(40, lambda wire, piece, _: wire.send(
         "POST", "/up", [BROWSER, ("Content-Disposition", f'attachment; filename="{piece.hex()}"')], b"x")))
-    add("new-over-hosts", over_hosts)
+    add("new-over-hosts", over_hosts, documented=True)
     add("new-among-honest", among_honest)
     add("new-byte-a-second", paced(1, 1, lambda wire, piece, _: get(wire, f"/t?v={piece[0]}")), slow=True)
     add("new-field-a-minute", paced(6, 60, lambda wire, piece, _: get(wire, "/", ("X-V", piece.hex()))), slow=True)
