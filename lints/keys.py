@@ -58,6 +58,8 @@ def read_structs():
     structs["QuotaDocument"] = macro_rows(quota, "resources! {", r"^    \w+ (\w+) \"", "Option<QuotaEntryDocument>")
     limits = (ROOT / "rules/src/limits.rs").read_text().split("\n")
     structs["LimitsDocument"] = macro_rows(limits, "limits! {", r"^    (\w+) = ", "Option<u64>")
+    thresholds = (ROOT / "rules/src/signals/shape/thresholds.rs").read_text().split("\n")
+    structs["ThresholdsDocument"] = macro_rows(thresholds, "thresholds! {", r"^    (\w+) = ", "Option<u64>")
     return structs
 
 

@@ -176,11 +176,11 @@ fn print_field(head: &str, text: &str) {
 }
 
 fn list(output: OutputOptions) {
-    let (signals, thresholds) = (known_signals(), ShapeThresholds::ALL);
+    let (signals, thresholds) = (known_signals(), ShapeThresholds::TABLE);
     if output.json {
         let thresholds = thresholds
             .iter()
-            .map(|(name, default, meaning)| json!({ "name": name, "default": default, "meaning": meaning }));
+            .map(|(name, default, most, meaning)| json!({ "name": name, "default": default, "maximum": most, "meaning": meaning }));
         return print_json(&json!({
             "signals": signals,
             "thresholds": thresholds.collect::<Vec<_>>(),
@@ -189,8 +189,9 @@ fn list(output: OutputOptions) {
     }
     signals.iter().for_each(print_signal);
     anstream::println!("\n{}", paint(HEAD, "Thresholds"));
-    for (name, default, meaning) in thresholds {
-        anstream::println!("{} = {default}\n  {meaning}", paint(HEAD, name));
+    for (name, default, most, meaning) in thresholds {
+        let bounds = paint(FAINT, format!("1 to {most} in [signals.thresholds]"));
+        anstream::println!("{} = {default} {bounds}\n  {meaning}", paint(HEAD, name));
     }
     anstream::println!("\n{}", paint(HEAD, "Secrets that are recognised"));
     shape_names().for_each(|name| anstream::println!("{name}"));

@@ -1,8 +1,8 @@
 #!/bin/sh
 # True- and false-alarm rates of the signals, per detector: integration/benches/signals.sh target/release/sandbar [PATTERN]
 #
-# A benign corpus of real tools and an exfiltration corpus run through `sandbar serve` with its defaults. A third of
-# each, by a hash of the item's name, is held back from tuning and has columns of its own. PATTERN chooses items.
+# A benign corpus of real tools and an exfiltration corpus run through `sandbar serve` with its defaults. About a third
+# of each is held back from tuning and has columns of its own. PATTERN chooses items.
 # It takes up to four minutes and always ends with status 0: it measures.
 #
 # Everything runs on the loopback of a network namespace of its own, except that the vendors' SDKs are fetched once,

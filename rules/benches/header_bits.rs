@@ -33,7 +33,7 @@ fn main() {
     let mut criterion = Criterion::default().configure_from_args().without_plots();
     let key = DigestKey::new(*b"0123456789abcdef");
     let thresholds = ShapeThresholds::default();
-    let outcome = RequestOutcome { sent_bytes: 0, received_bytes: 50_000 };
+    let outcome = RequestOutcome { sent_bytes: 0, received_bytes: 50_000, unchanged: false };
     for (name, new_path, new_id) in [
         ("a repeat", false, false),
         ("a new identifier", false, true),

@@ -77,7 +77,9 @@ fn memory_rule_terms(terms: &MemoryTerms) -> Vec<RuleTerm> {
 }
 
 fn signal_rule_term(signals: &SignalSettings) -> Option<RuleTerm> {
-    let set: Vec<String> = signals.set().map(|(kind, mode)| format!("{} {mode}", kind.key())).collect();
+    let modes = signals.set().map(|(kind, mode)| format!("{} {mode}", kind.key()));
+    let thresholds = signals.set_thresholds().map(|(name, value)| format!("{name} {value}"));
+    let set: Vec<String> = modes.chain(thresholds).collect();
     (!set.is_empty()).then(|| list_term("signals", &set))
 }
 

@@ -21,6 +21,16 @@ LIBRARIES = {
     "s3_presigned": "boto3", "searches": None, "signed_downloads": None, "traced_calls": None,
 }
 
+# The same of held_tools.py.
+HELD_LIBRARIES = {
+    "block_uploads": None, "cluster_watch": None, "cookiejar_login": None, "cursor_pagination": None,
+    "dynamo_items": "boto3", "etag_revalidation": None, "gcs_resumable": None, "geocoding": None, "github_api": None,
+    "jsonrpc_polling": None, "long_polling": None, "mcp_session": None, "metrics_push": None, "module_proxy": None,
+    "oauth_pkce": None, "otel_logs": None, "queue_messages": "boto3", "s3_parts_and_presigned_puts": "boto3",
+    "search_cluster": None, "sentry_envelopes": None, "server_sent_events": None, "tus_upload": None,
+    "websocket_handshakes": None,
+}
+
 # Commands of a shell in an empty directory, which is HOME. `$DATA` is a file of 300 kB.
 SHELL = {
     "curl_chunked": "for n in $(seq 8); do curl -sSf -T - -o /dev/null https://web.example/api/upload/$n < $DATA; done",
@@ -55,6 +65,30 @@ SHELL = {
                       "https://web.example/page/$page.html?utm_source=mail | grep -q after; done",
 }
 
+# Held back from tuning.
+HELD_SHELL = {
+    "chromium_revisit": "for n in 1 2 3; do chromium $BROWSER --dump-dom https://web.example/?visit=$n | grep -q after; done",
+    "curl_cookie_jar": "curl -sSf -c jar -b jar -o page https://login.example/login; "
+                       "curl -sSf -c jar -b jar -o page -d user=ann -d csrf=$(sed 's/.*value=\"//; s/\".*//' page | head -1) "
+                       "https://login.example/login; for n in $(seq 25); do curl -sSf -c jar -b jar -o page "
+                       "https://login.example/account/orders?page=$n; done",
+    "curl_etags": "for n in $(seq 6); do for name in apple bridge butter; do curl -sSf --etag-save $name.etag "
+                  "$(test -s $name.etag && echo --etag-compare $name.etag) -o $name https://feeds.example/feed/$name.xml; done; done",
+    "curl_ranges": "for n in $(seq 0 39); do curl -sSf -r $((n * 1200))-$((n * 1200 + 1199)) -o part.$n "
+                   "https://downloads.example/release.tar.gz; done",
+    "git_branches": "git clone -q https://$GIT_USER@github.com/acme/app.git a && cd a && for n in 1 2 3 4; do "
+                    "git checkout -q -b feature/$n-$$; echo $n > note-$n; git add .; git -c user.name=a -c user.email=a@web.example "
+                    "commit -qm note-$n; git push -q origin HEAD; git tag v$n-$$; git push -q origin v$n-$$; done; "
+                    "git fetch -q --prune --tags; git push -q origin --delete feature/1-$$",
+    "npm_outdated": "npm install --no-fund --loglevel=error --cache cache $PACKAGES && npm audit --loglevel=error >/dev/null; "
+                    "npm outdated >/dev/null || true; npm ls >/dev/null; npm audit --json >/dev/null",
+    "pip_extras": "$PYTHON -m pip download -q --no-input --disable-pip-version-check -d got "
+                  "--index-url https://index.example/simple/ $WHEEL[more] && printf '%s\\n' $WHEELS > needs.txt && "
+                  "$PYTHON -m pip install -q --no-input --disable-pip-version-check --no-cache-dir --target lib "
+                  "--index-url https://index.example/simple/ -r needs.txt",
+    "wget_recursive": "wget -q -r -l 2 -np -N --load-cookies jar --save-cookies jar https://web.example/page/apple.html || [ $? -eq 8 ]",
+}
+
 NODE = """
 const http = require('http'), https = require('https'), tls = require('tls');
 const proxy = new URL(process.env.HTTPS_PROXY);
@@ -74,16 +108,20 @@ const ask = (path, body) => new Promise((done, fail) => {
 
 
 def names():
-    return sorted([*LIBRARIES, *SHELL])
+    return sorted([*LIBRARIES, *HELD_LIBRARIES, *SHELL, *HELD_SHELL])
+
+
+def is_held_back(name):
+    return name in HELD_LIBRARIES or name in HELD_SHELL
 
 
 def missing(name, sdks):
     """Says why an item cannot run, if it cannot."""
-    sdk = LIBRARIES.get(name)
+    sdk = (LIBRARIES | HELD_LIBRARIES).get(name)
     if sdk and sdk not in sdks:
         return f"the Python package {sdk} is not installed"
     program = name.split("_")[0]
-    if name in SHELL and program in ("cargo", "chromium", "curl", "git", "node", "npm", "wget"):
+    if name in SHELL | HELD_SHELL and program in ("cargo", "chromium", "curl", "git", "node", "npm", "wget"):
         found = subprocess.run(["sh", "-c", f"command -v {program}"], capture_output=True)
         if found.returncode:
             return f"{program} is not installed"
@@ -110,11 +148,11 @@ def run_item(name, port, world, trust, python, directory, timeout=TIMEOUT):
            "GRPC_DNS_RESOLVER": "native", "GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1",
            "PYTHONDONTWRITEBYTECODE": "1",
            "RUSTUP_HOME": os.environ.get("RUSTUP_HOME", str(Path.home() / ".rustup"))}
-    if name in LIBRARIES:
-        command = [python, str(HERE / "tools.py"), name]
+    if name in LIBRARIES | HELD_LIBRARIES:
+        command = [python, str(HERE / ("tools.py" if name in LIBRARIES else "held_tools.py")), name]
     else:
         prepare(name, home, env, world, drawn)
-        command = ["sh", "-ec", SHELL[name]]
+        command = ["sh", "-ec", (SHELL | HELD_SHELL)[name]]
     try:
         run = subprocess.run(command, cwd=home, env=env, capture_output=True, timeout=timeout)
     except subprocess.TimeoutExpired:

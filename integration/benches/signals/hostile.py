@@ -19,9 +19,9 @@ DROP = "drop.example"
 
 
 class Item:
-    def __init__(self, name, run, closed=None, documented=False, slow=False):
+    def __init__(self, name, run, closed=None, documented=False, slow=False, held_back=False):
         self.name, self.run, self.closed = name, run, closed
-        self.documented, self.slow = documented, slow
+        self.documented, self.slow, self.held_back = documented, slow, held_back
         self.host = f"{name}.{DROP}"
 
 

@@ -1,15 +1,14 @@
 """Measures the signals: which detector raises an alarm for which item of the benign and the exfiltration corpus.
 
 Usage: measure.py SANDBAR PYTHON_WITH_SDKS [PATTERN]. Needs port 443 of loopback, so it runs in a network namespace.
-Each item has a sandbox of its own, by which the log tells findings apart. A third of each corpus, chosen by a hash of
-the item's name, is held back from tuning and reported apart. The exit status is 0 whatever is found.
+Each item has a sandbox of its own, by which the log tells findings apart. About a third of each corpus is held back from
+tuning and reported apart. The exit status is 0 whatever is found.
 """
 
 import collections
 import concurrent.futures
 import fnmatch
 import glob
-import hashlib
 import json
 import os
 import subprocess
@@ -20,6 +19,7 @@ import time
 from pathlib import Path
 
 import benign
+import held_hostile
 import hostile
 import origin
 import samples
@@ -30,10 +30,6 @@ FIRST_PORT = 20_000
 WORKERS = {"benign": 3, "hostile": 4}
 CODES = ["beacon", "canary_used", "content_unsearched", "credential_leaving", "drip", "encoded_run", "field_novelty", "header_bits",
          "many_fields", "memory_flow", "secret_found", "sequence", "upload_ratio", "url_novelty", "user_agent_changed"]
-
-
-def is_held_back(name):
-    return hashlib.sha256(name.encode()).digest()[0] % 3 == 0
 
 
 def make_certificates(directory, names):
@@ -121,7 +117,10 @@ class Measurement:
         self.program, self.python, self.directory = program, python, directory
         self.until = time.monotonic() + DEADLINE
         self.benign = [name for name in benign.names() if fnmatch.fnmatch(name, pattern)]
-        self.hostile = [item for item in hostile.items() if fnmatch.fnmatch(item.name, pattern)]
+        hostiles = [*hostile.items(), *held_hostile.items()]
+        self.hostile = [item for item in hostiles if fnmatch.fnmatch(item.name, pattern)]
+        self.held = {f"hostile.{item.name}" for item in self.hostile if item.held_back}
+        self.held |= {f"benign.{name}" for name in self.benign if benign.is_held_back(name)}
         self.canary = samples.Samples("canary").pick(40)
         self.skipped, self.closed, self.damaged = {}, {}, {}
         self.findings = collections.defaultdict(dict)
@@ -129,8 +128,8 @@ class Measurement:
         self.lock = threading.Lock()
 
     def run(self):
-        hosts = [*origin.HOSTS, *(item.host for item in self.hostile)]
-        make_certificates(self.directory, [*origin.HOSTS, f"*.{hostile.DROP}"])
+        hosts = [*origin.HOSTS, *(item.host for item in self.hostile), *held_hostile.HOSTS]
+        make_certificates(self.directory, [*origin.HOSTS, f"*.{hostile.DROP}", f"*.many.{hostile.DROP}"])
         world = origin.World(self.directory / "world")
         certificate, key = self.directory / "leaf.pem", self.directory / "leaf.key"
         server = origin.Server(world, certificate, key)
@@ -241,8 +240,8 @@ class Measurement:
             "hostile": [f"hostile.{item.name}" for item in self.hostile if not item.closed],
         }
         ran = {corpus: [name for name in all if name not in self.skipped] for corpus, all in corpora.items()}
-        parts = lambda names: ([name for name in names if not is_held_back(name.split(".", 1)[1])],
-                               [name for name in names if is_held_back(name.split(".", 1)[1])])
+        parts = lambda names: ([name for name in names if name not in self.held],
+                               [name for name in names if name in self.held])
         (tuned_benign, held_benign), (tuned_hostile, held_hostile) = parts(ran["benign"]), parts(ran["hostile"])
         columns = [tuned_benign, held_benign, tuned_hostile, held_hostile]
         seen = {code for found in self.findings.values() for code in found}
@@ -265,7 +264,7 @@ class Measurement:
         for name, (ok, arrived, sent) in sorted(self.closed.items()):
             verdict = "unknown" if name in self.damaged else "closed" if ok else "OPEN"
             print(f"  {verdict:8}{name.split('.', 1)[1]}: {arrived} of {sent} requests arrived")
-        held = lambda name: " (held back)" if is_held_back(name.split(".", 1)[1]) else ""
+        held = lambda name: " (held back)" if name in self.held else ""
         print("\nFalse alarms")
         for name in ran["benign"]:
             for code, messages in sorted(self.findings[name].items()):

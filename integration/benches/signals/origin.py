@@ -24,9 +24,10 @@ import zipfile
 
 import samples
 
-HOSTS = ["analytics.example", "api.openai.com", "anthropic.example", "cdn.example", "crates.example",
-         "downloads.example", "files.example", "github.com", "grpc.example", "index.example", "jobs.example",
-         "npm.example", "otel.example", "registry.example", "s3.example", "search.example", "web.example"]
+HOSTS = ["analytics.example", "anthropic.example", "api.openai.com", "cdn.example", "code.example", "crates.example",
+         "downloads.example", "dynamodb.aws.example", "feeds.example", "files.example", "github.com", "grpc.example",
+         "index.example", "jobs.example", "live.example", "login.example", "npm.example", "otel.example",
+         "registry.example", "rpc.example", "s3.example", "search.example", "sqs.aws.example", "tus.example", "web.example"]
 GRPC_PORT = 8443
 
 
@@ -66,6 +67,8 @@ class World:
             module, file = name.replace("-", "_"), io.BytesIO()
             with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
                 needs = "".join(f"Requires-Dist: {need}>=1.0\n" for need in names[at + 1 : at + 3])
+                needs += "Provides-Extra: more\n" + "".join(
+                    f"Requires-Dist: {need}>=1.0; extra == 'more'\n" for need in names[at + 3 : at + 5])
                 info = f"{module}-1.{at}.dist-info"
                 archive.writestr(f"{module}/__init__.py", self.samples.prose(4_000))
                 archive.writestr(f"{module}/data.bin", self.samples.bytes(20_000))
@@ -369,6 +372,81 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 f"<p>{self.world.samples.prose(2_000)}</p></body></html>")
         self.reply(page.encode(), content_type="text/html",
                    **({} if "cookie" in self.headers else {"Set_Cookie": cookies}))
+
+    def host_login(self, path):
+        session = f"sid={self.world.samples.pick(40)}; Path=/; HttpOnly; Secure"
+        renew = {"Set_Cookie": session} if self.command == "POST" or self.query.get("page", "").endswith("9") else {}
+        if path == "/token":
+            part = lambda value: base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+            claims = {"iss": "https://login.example", "sub": self.world.samples.pick(20), "exp": 1900000000,
+                      "jti": self.world.samples.pick(22)}
+            return self.reply({"access_token": f"{part({'alg': 'RS256', 'typ': 'JWT'})}.{part(claims)}."
+                               f"{self.world.samples.pick(342)}", "refresh_token": self.world.samples.pick(64)})
+        if path.startswith("/api/"):
+            return self.reply({"file": path, "size": 12})
+        form = f'<form><input name="csrf" value="{self.world.samples.pick(40)}"></form>' + self.world.samples.prose(400)
+        self.reply(form.encode(), content_type="text/html", **(renew or ({} if "cookie" in self.headers else {"Set_Cookie": session})))
+
+    def host_rpc(self, path):
+        asked = json.loads(self.body or b"{}")
+        session = {"Mcp_Session_Id": self.world.samples.pick(36)} if asked.get("method") == "initialize" else {}
+        text = self.world.samples.prose(300) if path == "/mcp" else hex(17_000_000)
+        self.reply({"jsonrpc": "2.0", "id": asked.get("id"), "result": text}, **session)
+
+    def host_tus(self, path):
+        match self.command:
+            case "POST":
+                place = self.world.samples.pick(32, "0123456789abcdef")
+                query = f"?upload_id={self.world.samples.pick(80)}" if path.startswith("/upload/") else ""
+                self.reply(b"", 201, Location=f"https://tus.example/files/{place}{query}", Tus_Resumable="1.0.0")
+            case "PATCH":
+                after = int(self.headers["upload-offset"]) + len(self.body)
+                self.reply(b"", 204, Upload_Offset=str(after), Tus_Resumable="1.0.0")
+            case _:
+                self.reply(b"", 200, Upload_Offset="400000")
+
+    def host_live(self, path):
+        if path == "/poll":
+            cursor = int(self.query.get("since", 0)) + self.world.samples.random.randrange(1, 4)
+            return self.reply({"cursor": str(cursor), "events": []})
+        if path == "/socket":
+            accept = hashlib.sha1(self.headers["sec-websocket-key"].encode() + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11")
+            self.close_connection = True
+            self.send_response(101)
+            self.send_header("Upgrade", "websocket")
+            self.send_header("Connection", "Upgrade")
+            self.send_header("Sec-WebSocket-Accept", base64.b64encode(accept.digest()).decode())
+            return self.end_headers()
+        first = int(self.headers.get("last-event-id", 0))
+        events = [f"id: {first + at}\ndata: {self.world.samples.prose(60)}\n\n" for at in range(1, 9)]
+        self.reply("".join(events).encode(), content_type="text/event-stream")
+
+    def host_feeds(self, path):
+        if path == "/v2/messages":
+            cursor = base64.b64encode(f"next_ts:{self.world.samples.pick(16, '0123456789')}".encode()).decode()
+            return self.reply({"messages": [self.world.samples.prose(120) for _ in range(20)], "next": cursor})
+        if "/@v/" in path:
+            size = 30_000 if path.endswith(".zip") else 120
+            return self.reply(b"x" * size)
+        etag = '"' + hashlib.md5(path.encode()).hexdigest() + '"'
+        fields = {"ETag": etag, "Last_Modified": "Mon, 06 May 2024 07:08:09 GMT"}
+        if self.headers.get("if-none-match") == etag:
+            return self.reply(b"", 304, **fields)
+        self.reply(self.world.samples.prose(3_000).encode(), **fields)
+
+    def host_code(self, path):
+        digest = lambda: self.world.samples.pick(40, "0123456789abcdef")
+        if path.endswith("/commits"):
+            return self.reply([{"sha": digest(), "tree": digest(), "message": self.world.samples.prose(80)} for _ in range(10)])
+        self.reply({"sha": digest(), "files": [{"name": self.world.samples.prose(30), "sha": digest()} for _ in range(12)]})
+
+    def host_dynamodb(self, _path):
+        self.reply({}, content_type="application/x-amz-json-1.0")
+
+    def host_sqs(self, _path):
+        digest = hashlib.md5(json.loads(self.body).get("MessageBody", "").encode()).hexdigest()
+        answer = {"MessageId": "a", "MD5OfMessageBody": digest} if b"MessageBody" in self.body else {}
+        self.reply(answer, content_type="application/x-amz-json-1.0")
 
     def host_cdn(self, path):
         self.reply(self.world.picture, content_type="image/png")

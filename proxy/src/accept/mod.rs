@@ -35,7 +35,7 @@ use crate::egress::shared::Shared;
 use crate::egress::stream::{PrefixedStream, StreamSocket};
 use crate::egress::tunnel::{self, TunnelContext, TunnelEnd};
 use crate::http::{ClientStream, HttpConnection, HttpEngine, RequestScope};
-use crate::inspect::AttemptContent;
+use crate::inspect::{AttemptContent, inspect_refused};
 use crate::memory::MemoryGuard;
 use crate::report::metrics;
 use crate::report::record;
@@ -121,7 +121,10 @@ impl ConnectionHandler {
             Ok(NextStage::Plain(scope, version)) => {
                 Box::pin(self.serve_plain(inbound, sandbox, scope, version)).await;
             }
-            Err(refusal) => Box::pin(inbound.refuse(&refusal)).await,
+            Err(refusal) => {
+                inspect_refused(&self.shared, &sandbox.id, inbound.host.iter(), &inbound.record).await;
+                Box::pin(inbound.refuse(&refusal)).await;
+            }
         }
     }
 
@@ -137,7 +140,9 @@ impl ConnectionHandler {
         }
         let stream = PrefixedStream::new(socket);
         let reply_format = ReplyFormat::Undetected;
-        let inbound = InboundConnection { stream, record, rules, reply_format, mode, original_dst, listener };
+        let host = None;
+        let inbound =
+            InboundConnection { stream, record, host, rules, reply_format, mode, original_dst, listener };
         (inbound, identified.map_err(Refusal::from))
     }
 

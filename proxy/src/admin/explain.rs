@@ -327,7 +327,9 @@ fn signals_json(permit: &Permit) -> Value {
         Treatment::Forward | Treatment::Hold { .. } | Treatment::Intercept | Treatment::Resolve => {
             let modes = SignalKind::ALL.map(|kind| (kind.key(), permit.signals().mode(kind).to_string()));
             let bodies = permit.signals().bodies() == BodyInspection::Searched;
-            json!({ "modes": BTreeMap::from(modes), "bodies": bodies, "headers": permit.signals().listed_fields() })
+            let thresholds: BTreeMap<_, _> = permit.signals().thresholds().values().into_iter().collect();
+            let headers = permit.signals().listed_fields();
+            json!({ "modes": BTreeMap::from(modes), "thresholds": thresholds, "bodies": bodies, "headers": headers })
         }
     }
 }

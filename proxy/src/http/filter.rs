@@ -24,7 +24,7 @@ use super::chunks::ChunkFault;
 use super::context::{DepartedRequest, DialledRequest, RequestContext, RequestState, internal};
 use super::fields::{strip_forged, strip_hop_by_hop, strip_request, strip_request_hops, strip_trailers};
 use super::outgoing::{BodyKind, OutgoingBody};
-use super::request::{request_facts, request_record};
+use super::request::{ParsedRequest, request_facts, request_record};
 use super::scrub_fields::{ScrubOutcome, scrub_response, scrub_trailers};
 use super::upgrade::is_websocket;
 use super::{PacedBody, RequestMonitor, RequestScope};
@@ -37,7 +37,7 @@ use crate::egress::upstream::{
     UpstreamOptions, check_answer_fields, check_interim_answers, head_bytes, host_header, http_peer,
     refusal_from_error, request_bytes, response_bytes,
 };
-use crate::inspect::{AttemptContent, RequestHead};
+use crate::inspect::{AttemptContent, RequestHead, inspect_refused};
 use crate::memory::{self, GuardMode, MemoryGuard, MemoryRequest};
 use crate::report::refusal::{self, BodyAudience, Refusal, RefusalResponse};
 use crate::report::{attempted, metrics, record};
@@ -106,16 +106,25 @@ impl RequestFilter {
         if session.req_header().headers.contains_key("trailer") {
             return Err(Refusal::from(Reason::BadRequest).with_detail(ChunkFault::Trailers));
         }
-        let parsed = request_facts(session.req_header(), monitor, &self.shared.limits)?;
-        if let Some(connect) = &parsed.connect {
-            decide(rules, sandbox, connect)?;
-        }
-        let permit = decide(rules, sandbox, &Facts::Request(parsed.facts))?;
+        let ParsedRequest { facts, connect } =
+            request_facts(session.req_header(), monitor, &self.shared.limits)?;
+        let record = state.record.as_mut().ok_or(Reason::Internal)?;
+        let connected = connect.map_or(Ok(()), |facts| decide(rules, sandbox, &facts).map(drop));
+        let facts = Facts::Request(facts);
+        let permit = match connected.and_then(|()| decide(rules, sandbox, &facts)) {
+            Ok(permit) => permit,
+            Err(refusal) => {
+                if let Facts::Request(request) = &facts {
+                    let hosts = request.authorities.iter().map(|named| &named.host);
+                    inspect_refused(&self.shared, &sandbox.id, hosts, record).await;
+                }
+                return Err(refusal);
+            }
+        };
         monitor.connection.pin(permit.host());
         let credential = permit.credential().map(|name| self.shared.credentials.current(name));
         let credential = credential.transpose();
         let credential = credential.map_err(|refusal| refusal.under(&permit))?;
-        let record = state.record.as_mut().ok_or(Reason::Internal)?;
         monitor.set_byte_count(record.byte_count());
         let leaving = outgoing_head(session.req_header(), Some(&permit))?;
         let head = RequestHead::of(&leaving);
@@ -459,7 +468,9 @@ impl ProxyHttp for RequestFilter {
             return Err(state.fail(Reason::AnswerUnreadable));
         }
         state.count_received(received).await?;
-        state.departed()?.departure.inspection.learn_cookies(&response.headers);
+        let departed = state.departed()?;
+        departed.body_bytes.unchanged = response.status == ::http::StatusCode::NOT_MODIFIED;
+        departed.departure.inspection.learn_answer(&response.headers);
         if !switched {
             strip_hop_by_hop(response);
         }

@@ -24,12 +24,12 @@ use http::header::SET_COOKIE;
 use rules::Permit;
 use rules::ids::BankId;
 use rules::signals::settings::BodyInspection;
-use rules::signals::shape::{RequestOutcome, ShapeObservation, ShapeThresholds};
+use rules::signals::shape::{RequestOutcome, ShapeObservation};
 use rules::signals::{Signal, SignalMode};
 
 pub(crate) use body::BodyInspector;
 pub(crate) use head::RequestHead;
-pub(crate) use names::QueryInspector;
+pub(crate) use names::{QueryInspector, inspect_refused};
 pub(crate) use scan_set::{CanaryStore, Inspector};
 pub(crate) use state::{PricedRequest, REMEMBERED_BYTES, SandboxSignals, SignalKeys};
 pub use trial::{KnownSignal, TriedBits, TriedComponent, TriedSignal, known_signals};
@@ -43,8 +43,10 @@ use turns::ScanTurns;
 
 /// A head from this size on is searched in a turn of its sandbox.
 const LARGE_HEAD: usize = 4 << 10;
-/// Cookies of one response that are remembered.
+/// Cookies of one response that are remembered, and fields besides.
 const MAX_COOKIES: usize = 64;
+/// Fields of an answer whose values a client sends back, besides those of sessions.
+const GIVEN_FIELDS: [&str; 5] = ["etag", "last-modified", "link", "location", "www-authenticate"];
 
 /// What Sandbar sees of an attempt.
 pub(crate) enum AttemptContent<'a> {
@@ -148,12 +150,13 @@ impl Inspection {
 
     /// Counts the bits of a request that leaves, and flags more than is usual in an hour.
     pub(crate) async fn note_bits(&self, bits: u64, record: &OpenRecord) -> Result<(), Refusal> {
-        let found: Vec<Signal> = self.signals.note_bits(bits, now_ms()).into_iter().collect();
+        let usual = self.permit.signals().thresholds().header_bits_per_hour;
+        let found: Vec<Signal> = self.signals.note_bits(bits, usual, now_ms()).into_iter().collect();
         self.judge(found, record).await
     }
 
-    /// Takes note of the cookies that the host sets: sending them back says nothing new.
-    pub(crate) fn learn_cookies(&self, fields: &HeaderMap) {
+    /// Takes note of what an answer gives: sending it back says nothing new.
+    pub(crate) fn learn_answer(&self, fields: &HeaderMap) {
         let cookies = fields.get_all(SET_COOKIE).iter().filter_map(|cookie| {
             let pair = cookie.as_bytes().split(|byte| *byte == b';').next()?;
             let at = pair.iter().position(|byte| *byte == b'=')?;
@@ -161,12 +164,17 @@ impl Inspection {
             Some((name.trim_ascii(), value.get(1..)?.trim_ascii()))
         });
         let cookies: Vec<_> = cookies.take(MAX_COOKIES).collect();
-        if !cookies.is_empty() {
-            let key = self.signals.keys().digest();
-            self.signals.with_shape(&self.host, |shape| {
-                cookies.iter().for_each(|(name, value)| shape.learn_cookie(key, name, value));
-            });
+        let given = |name: &str| GIVEN_FIELDS.contains(&name) || name.ends_with("-session-id");
+        let values = fields.iter().filter(|(name, _)| given(name.as_str())).take(MAX_COOKIES);
+        let values: Vec<&[u8]> = values.map(|(_, value)| value.as_bytes()).collect();
+        if cookies.is_empty() && values.is_empty() {
+            return;
         }
+        let key = self.signals.keys().digest();
+        self.signals.with_shape(&self.host, |shape| {
+            cookies.iter().for_each(|(name, value)| shape.learn_cookie(key, name, value));
+            values.iter().for_each(|value| shape.learn_answer(key, value));
+        });
     }
 
     /// Takes note of how much was sent and received, and of the recalled text that left.
@@ -180,7 +188,7 @@ impl Inspection {
         let now = now_ms();
         let Some(observation) = self.observation.take() else { return };
         let mut found = Vec::new();
-        let thresholds = ShapeThresholds::default();
+        let thresholds = self.permit.signals().thresholds();
         self.signals.with_shape(&self.host, |shape| {
             shape.observe_outcome(observation, outcome, now, &thresholds, &mut found);
         });
@@ -200,7 +208,7 @@ impl Inspection {
         let blocked = self.signals.blocked(&self.host, now_ms()).map(findings::repeated);
         found.extend(blocked.filter(|signal| self.mode(signal) == SignalMode::Deny));
         head::scan(&self.matchers, head, found);
-        let (now, thresholds) = (now_ms(), ShapeThresholds::default());
+        let (now, thresholds) = (now_ms(), self.permit.signals().thresholds());
         let components = self.signals.keys().split(&head.parts());
         let mut raised = Vec::new();
         let observation = self

@@ -1,15 +1,19 @@
-//! Names that a sandbox asks the DNS filter for, searched like everything else that leaves.
+//! Names that a sandbox asks the DNS filter or the proxy for, searched like everything else that leaves, whether a rule
+//! allows them or not.
 
 use std::sync::{Arc, Weak};
 
+use audit::OpenRecord;
 use dns_filter::{InspectedName, NameInspector};
+use rules::ids::SandboxId;
 use rules::signals::settings::{SignalKind, SignalSettings};
 use rules::signals::{Signal, SignalMode};
-use rules::{DomainName, Permit, SandboxRef};
+use rules::{DomainName, Host, Permit, SandboxRef};
 
 use super::scan_set::{AttemptMatchers, Inspector};
 use super::state::SandboxSignals;
 use super::{findings, head, now_ms};
+use crate::egress::shared::Shared;
 use crate::report::metrics;
 
 /// Finds the memory of a sandbox.
@@ -34,26 +38,50 @@ impl NameInspector for QueryInspector {
         name: &DomainName,
         permit: Option<&Permit>,
     ) -> Option<InspectedName> {
-        let (inspector, signals) = (self.inspector.upgrade()?, (self.find)(sandbox)?);
-        let set = inspector.current();
-        let matchers = AttemptMatchers::new(&set, &signals, permit, &[], now_ms());
-        let mut found = Vec::new();
-        head::scan_name(&matchers, name.as_str(), &mut found);
-        let mode = |signal: &Signal| match (SignalKind::of(signal.code, &signal.place), permit) {
-            (None, _) => SignalMode::Deny,
-            (Some(kind), Some(permit)) => permit.signals().mode(kind),
-            (Some(kind), None) => SignalSettings::default().mode(kind),
-        };
-        found.retain(|signal| mode(signal) != SignalMode::Off);
-        let worst = found.iter().max_by_key(|signal| mode(signal))?;
-        for signal in &found {
-            metrics::count_signal(findings::code(signal.code).code(), mode(signal));
-            signals.count(signal.code, mode(signal));
-        }
-        let denied = mode(worst) == SignalMode::Deny;
-        Some(InspectedName {
-            finding: findings::name_finding(worst, mode(worst), name),
-            refusal: denied.then(|| findings::reason(worst.code)),
-        })
+        inspect_name(&*self.inspector.upgrade()?, &(self.find)(sandbox)?, name, permit)
     }
+}
+
+/// Searches the names of an attempt that no rule allows, and records what is found in them beside its refusal.
+pub(crate) async fn inspect_refused<'a>(
+    shared: &Shared,
+    sandbox: &SandboxId,
+    hosts: impl Iterator<Item = &'a Host>,
+    record: &OpenRecord,
+) {
+    let Some(state) = shared.ledger.sandbox(sandbox) else { return };
+    for name in hosts.filter_map(Host::name) {
+        if let Some(inspected) = inspect_name(&shared.inspector, &state.signals, name, None) {
+            drop(record.record_finding(&inspected.finding).await); // the refusal meets the same log
+        }
+    }
+}
+
+/// Searches a name; `permit` is that of an allowed one. Returns the worst of what is found.
+fn inspect_name(
+    inspector: &Inspector,
+    signals: &Arc<SandboxSignals>,
+    name: &DomainName,
+    permit: Option<&Permit>,
+) -> Option<InspectedName> {
+    let set = inspector.current();
+    let matchers = AttemptMatchers::new(&set, signals, permit, &[], now_ms());
+    let mut found = Vec::new();
+    head::scan_name(&matchers, name.as_str(), &mut found);
+    let mode = |signal: &Signal| match (SignalKind::of(signal.code, &signal.place), permit) {
+        (None, _) => SignalMode::Deny,
+        (Some(kind), Some(permit)) => permit.signals().mode(kind),
+        (Some(kind), None) => SignalSettings::default().mode(kind),
+    };
+    found.retain(|signal| mode(signal) != SignalMode::Off);
+    let worst = found.iter().max_by_key(|signal| mode(signal))?;
+    for signal in &found {
+        metrics::count_signal(findings::code(signal.code).code(), mode(signal));
+        signals.count(signal.code, mode(signal));
+    }
+    let denied = mode(worst) == SignalMode::Deny;
+    Some(InspectedName {
+        finding: findings::name_finding(worst, mode(worst), name),
+        refusal: denied.then(|| findings::reason(worst.code)),
+    })
 }

@@ -43,9 +43,6 @@ const KEY_BYTES: usize = 48;
 const CANARY_WINDOW: Duration = Duration::from_secs(24 * 3600);
 /// Flows that `sandbar flow` remembers for each sandbox; the oldest gives way.
 const MAX_FLOWS: usize = 512;
-/// Bits that a sandbox may say outside bodies in an hour before that is flagged: 128 KiB. A signed request says about
-/// 1,100 bits, so a thousand of them pass. Data in fields and URLs is flagged by its form long before.
-const USUAL_BITS: u64 = 1 << 20;
 /// How long a signal is not repeated, and how long requests are refused because of one.
 const HOUR_MS: u64 = 3_600_000;
 /// Bytes of text of one answer that are remembered.
@@ -288,20 +285,20 @@ impl SandboxSignals {
         PricedRequest { account, components, host, bits, signals: self }
     }
 
-    /// Counts bits, and returns a signal once an hour while there are more than [`USUAL_BITS`] in an hour.
-    pub(super) fn note_bits(&self, bits: u64, now_ms: u64) -> Option<Signal> {
+    /// Counts bits, and returns a signal once an hour while there are more than `usual` in an hour.
+    pub(super) fn note_bits(&self, bits: u64, usual: u64, now_ms: u64) -> Option<Signal> {
         let mut memory = sys::lock(&self.memory);
         let hour = BudgetKind::HeaderBitsPerHour.window();
         memory.bits.charge(now_ms, hour, bits);
         let used = memory.bits.amount_used(now_ms, hour);
         let quiet = memory.bits_flagged_ms.is_some_and(|at| now_ms.saturating_sub(at) < HOUR_MS);
-        if used <= USUAL_BITS || quiet {
+        if used <= usual || quiet {
             return None;
         }
         memory.bits_flagged_ms = Some(now_ms);
         let what = "bits outside bodies in an hour".to_owned();
         let (code, place) = (SignalCode::HeaderBits, SignalPlace::Attempt);
-        Some(Signal { code, place, encodings: Vec::new(), what, value: used, threshold: USUAL_BITS })
+        Some(Signal { code, place, encodings: Vec::new(), what, value: used, threshold: usual })
     }
 
     /// Lets a detector look at what is remembered of a host.

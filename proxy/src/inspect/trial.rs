@@ -8,7 +8,6 @@ use rules::Permit;
 use rules::signals::bits::HeaderAccount;
 use rules::signals::secrets::OwnPattern;
 use rules::signals::settings::{BodyInspection, SignalKind, SignalSettings, SignalTerms};
-use rules::signals::shape::ShapeThresholds;
 use rules::signals::{Signal, SignalCode, SignalMode, SignalPlace};
 use serde::Serialize;
 
@@ -133,7 +132,7 @@ impl Trial {
         head::scan(&self.matchers, head, &mut signals);
         found.content.extend(self.describe(&signals));
 
-        let (now, thresholds) = (now_ms(), ShapeThresholds::default());
+        let (now, thresholds) = (now_ms(), self.terms.thresholds());
         let account = HeaderAccount::new(*self.signals.keys().digest());
         let components = account.split(&head.parts());
         let mut signals = Vec::new();
@@ -143,7 +142,7 @@ impl Trial {
         });
         let price = account.price(&self.host, &components);
         let bits = price.millibits.div_ceil(1000);
-        signals.extend(self.signals.note_bits(bits, now));
+        signals.extend(self.signals.note_bits(bits, thresholds.header_bits_per_hour, now));
         found.form.extend(self.describe(&signals));
         let dearest = price.dearest(&components).into_iter();
         let dearest = dearest.map(|(place, bits)| TriedComponent { place: findings::place(&place), bits });

@@ -349,7 +349,11 @@ impl MemoryGuard {
 
 impl AuthorizedCall<'_> {
     fn outcome(&self, received: &MemoryResponse) -> RequestOutcome {
-        RequestOutcome { sent_bytes: self.body.len() as u64, received_bytes: received.bytes() }
+        RequestOutcome {
+            sent_bytes: self.body.len() as u64,
+            received_bytes: received.bytes(),
+            unchanged: false,
+        }
     }
 }
 

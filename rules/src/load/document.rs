@@ -10,6 +10,7 @@ use toml::Spanned;
 
 use crate::limits::LimitsDocument;
 use crate::quota::QuotaDocument;
+use crate::signals::shape::ThresholdsDocument;
 
 /// A policy, `policies/*.toml`.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -179,10 +180,10 @@ pub(crate) struct MemoryDocument {
 }
 
 /// What to do about what leaves: `off`, `flag` (record a finding) or `deny` (refuse it). Layers: the stricter counts.
-#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SignalsDocument {
-    /// Uploads that drip, repeat or exceed what the host usually gets; default `flag`.
+    /// Uploads that repeat at one interval or exceed what the host usually gets; default `flag`.
     pub(crate) body: Option<SignalModeDocument>,
     /// Canaries: `deny` (the default) or `flag`; a canary is always an alarm.
     pub(crate) canaries: Option<CanaryModeDocument>,
@@ -192,6 +193,8 @@ pub(crate) struct SignalsDocument {
     pub(crate) memory_flow: Option<SignalModeDocument>,
     /// Shapes of keys, tokens and passwords; default `flag`.
     pub(crate) secrets: Option<SignalModeDocument>,
+    /// Beyond which values signals are raised.
+    pub(crate) thresholds: Option<ThresholdsDocument>,
     /// Unusual paths and queries, and encoded values in them; default `flag`.
     pub(crate) url: Option<SignalModeDocument>,
 }

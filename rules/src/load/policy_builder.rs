@@ -70,7 +70,7 @@ impl<'a> PolicyBuilder<'a> {
     pub(crate) fn build(mut self, document: PolicyDocument, digest: PolicyDigest) -> Option<Policy> {
         let name = self.parse_policy_name(&document.name)?;
         self.tls = document.tls.as_ref().map_or(TlsMode::default(), |tls| tls_from_document(*tls.get_ref()));
-        self.signals = document.signals.map_or_else(SignalSettings::default, signals_from_document);
+        self.signals = self.parse_signals(document.signals.as_ref());
         document.allow.iter().for_each(|rule| self.add_allow(rule));
         document.deny.iter().for_each(|rule| self.add_deny(rule));
         document.memory.iter().for_each(|rule| self.add_memory(rule));
@@ -190,7 +190,7 @@ impl<'a> PolicyBuilder<'a> {
             Some(IdentityModeDocument::FromChannel) => IdentityMode::FromChannel,
             Some(IdentityModeDocument::Required) | None => IdentityMode::Required,
         };
-        let signals = self.rule_signals(document.signals);
+        let signals = self.rule_signals(document.signals.as_ref());
         let receives =
             self.parse_banks(document.receives_banks.as_deref().unwrap_or(&[]), environment.as_ref());
         let terms = MemoryTerms {
@@ -376,7 +376,7 @@ impl<'a> PolicyBuilder<'a> {
                 .is_some_and(|cname| *cname.get_ref() == CnameDocument::Strict),
             dns_types: self.parse_query_types(document.dns_types.as_deref()),
             budgets,
-            signals: self.rule_signals(document.signals),
+            signals: self.rule_signals(document.signals.as_ref()),
             inspect: match document.inspect.as_ref().map(|inspect| *inspect.get_ref()) {
                 None => InspectTerm::Unset,
                 Some(false) => InspectTerm::Off,
@@ -388,8 +388,18 @@ impl<'a> PolicyBuilder<'a> {
     }
 
     /// Returns the signals of a rule: its own, then those of the policy.
-    fn rule_signals(&self, document: Option<SignalsDocument>) -> SignalSettings {
-        document.map_or_else(SignalSettings::default, signals_from_document).or(&self.signals)
+    fn rule_signals(&mut self, document: Option<&SignalsDocument>) -> SignalSettings {
+        self.parse_signals(document).or(&self.signals)
+    }
+
+    fn parse_signals(&mut self, document: Option<&SignalsDocument>) -> SignalSettings {
+        let Some(document) = document else { return SignalSettings::default() };
+        let thresholds = document.thresholds.as_ref().map(|thresholds| {
+            thresholds.to_settings(|entry, most| {
+                self.report(entry.span(), ProblemKind::Limit { given: *entry.get_ref(), most });
+            })
+        });
+        modes_from_document(document).with_thresholds(thresholds.unwrap_or_default())
     }
 
     fn parse_receipt(&mut self, document: &AllowDocument) -> MemoryReceipt {
@@ -469,7 +479,7 @@ pub(crate) fn tls_from_document(tls: TlsDocument) -> TlsMode {
     }
 }
 
-fn signals_from_document(document: SignalsDocument) -> SignalSettings {
+fn modes_from_document(document: &SignalsDocument) -> SignalSettings {
     let mode = |written: Option<SignalModeDocument>| {
         written.map(|written| match written {
             SignalModeDocument::Deny => SignalMode::Deny,

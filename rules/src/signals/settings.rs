@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::shape::{ShapeThresholds, ThresholdSettings};
 use super::{SignalCode, SignalMode, SignalPlace};
 use crate::ids::{BankId, BankPattern};
 
@@ -43,8 +44,11 @@ impl SignalKind {
             SignalPlace::Method | SignalPlace::Path | SignalPlace::Query | SignalPlace::HostName => {
                 SignalKind::Url
             }
-            SignalPlace::FieldName | SignalPlace::Field(_) | SignalPlace::Cookie(_) => SignalKind::Headers,
-            SignalPlace::Attempt | SignalPlace::Body => SignalKind::Body,
+            SignalPlace::Attempt
+            | SignalPlace::FieldName
+            | SignalPlace::Field(_)
+            | SignalPlace::Cookie(_) => SignalKind::Headers,
+            SignalPlace::Body => SignalKind::Body,
         };
         match code {
             SignalCode::CanaryUsed => Some(SignalKind::Canaries),
@@ -76,36 +80,61 @@ impl SignalKind {
 
 /// The `[signals]` of one policy or rule: what it sets, and nothing else.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SignalSettings([Option<SignalMode>; SignalKind::ALL.len()]);
+pub struct SignalSettings {
+    modes: [Option<SignalMode>; SignalKind::ALL.len()],
+    thresholds: ThresholdSettings,
+}
 
 impl SignalSettings {
     pub(crate) fn with(mut self, kind: SignalKind, mode: Option<SignalMode>) -> Self {
-        self.0[kind as usize] = mode;
+        self.modes[kind as usize] = mode;
         self
+    }
+
+    pub(crate) fn with_thresholds(self, thresholds: ThresholdSettings) -> Self {
+        SignalSettings { thresholds, ..self }
     }
 
     /// Returns the mode of a kind that is in force.
     pub fn mode(&self, kind: SignalKind) -> SignalMode {
-        self.0[kind as usize].unwrap_or_else(|| kind.default_mode())
+        self.modes[kind as usize].unwrap_or_else(|| kind.default_mode())
+    }
+
+    /// Returns the thresholds that are in force.
+    pub fn thresholds(&self) -> ShapeThresholds {
+        self.thresholds.in_force()
+    }
+
+    /// Returns the thresholds that are set.
+    pub fn set_thresholds(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.thresholds.set()
     }
 
     /// Returns what is set, by kind.
     pub fn set(&self) -> impl Iterator<Item = (SignalKind, SignalMode)> {
-        SignalKind::ALL.into_iter().filter_map(|kind| Some((kind, self.0[kind as usize]?)))
+        SignalKind::ALL.into_iter().filter_map(|kind| Some((kind, self.modes[kind as usize]?)))
     }
 
     /// Returns what `self`, a rule's, sets; where it is silent, what its policy sets.
     pub(crate) fn or(&self, policy: &SignalSettings) -> Self {
-        SignalKind::ALL.into_iter().fold(SignalSettings::default(), |settings, kind| {
-            settings.with(kind, self.0[kind as usize].or(policy.0[kind as usize]))
-        })
+        let thresholds = self.thresholds.merge(&policy.thresholds, Option::or);
+        SignalKind::ALL
+            .into_iter()
+            .fold(SignalSettings::default().with_thresholds(thresholds), |settings, kind| {
+                settings.with(kind, self.modes[kind as usize].or(policy.modes[kind as usize]))
+            })
     }
 
-    /// Returns the stricter of two layers. A layer that is silent about a kind leaves it to the other.
+    /// Returns the stricter of two layers, and the smaller thresholds. A layer that is silent about one leaves it to the
+    /// other.
     pub(crate) fn strictest(&self, other: &SignalSettings) -> Self {
-        SignalKind::ALL.into_iter().fold(SignalSettings::default(), |settings, kind| {
-            settings.with(kind, self.0[kind as usize].max(other.0[kind as usize]))
-        })
+        let smaller = |own: Option<u64>, other: Option<u64>| own.into_iter().chain(other).min();
+        let thresholds = self.thresholds.merge(&other.thresholds, smaller);
+        SignalKind::ALL
+            .into_iter()
+            .fold(SignalSettings::default().with_thresholds(thresholds), |settings, kind| {
+                settings.with(kind, self.modes[kind as usize].max(other.modes[kind as usize]))
+            })
     }
 }
 
@@ -155,6 +184,11 @@ impl SignalTerms {
         self.settings.mode(kind)
     }
 
+    /// Returns the thresholds of the shape detectors.
+    pub fn thresholds(&self) -> ShapeThresholds {
+        self.settings.thresholds()
+    }
+
     pub fn bodies(&self) -> BodyInspection {
         self.bodies
     }
@@ -173,7 +207,8 @@ impl SignalTerms {
 impl fmt::Display for SignalSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let each = SignalKind::ALL.map(|kind| format!("{} {}", kind.key(), self.mode(kind)));
-        f.write_str(&each.join(", "))
+        f.write_str(&each.join(", "))?;
+        self.set_thresholds().try_for_each(|(name, value)| write!(f, ", {name} {value}"))
     }
 }
 

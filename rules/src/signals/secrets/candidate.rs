@@ -158,7 +158,7 @@ pub(super) fn is_mixed(token: &[u8]) -> bool {
 }
 
 /// Decodes base64url or base64 without padding; `None` for other characters.
-pub(super) fn base64(text: &[u8]) -> Option<Vec<u8>> {
+pub(in crate::signals) fn base64(text: &[u8]) -> Option<Vec<u8>> {
     let mut decoded = Vec::with_capacity(text.len() * 3 / 4);
     let (mut bits, mut held) = (0_u32, 0);
     for byte in text {

@@ -15,6 +15,7 @@ use memchr::memmem;
 
 pub use self::own::{MAX_OWN_LENGTH, MAX_OWN_PATTERNS, MIN_OWN_PREFIX, OwnPattern, OwnPatternError};
 
+pub(super) use self::candidate::base64;
 use self::candidate::{Candidate, Verdict};
 use self::shapes::{SHAPES, Shape};
 use super::{Signal, SignalCode, SignalPlace, ViewMatcher};

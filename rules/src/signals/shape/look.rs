@@ -3,25 +3,25 @@
 use super::super::bits::{Component, ComponentContent, ComponentPlace, RequestComponents};
 use super::super::{Signal, SignalCode, SignalPlace};
 use super::content::{self, RunWorth, ValueContent};
-use super::memory::{HOUR_MS, WindowSums};
+use super::memory::HOUR_MS;
 use super::trust::PlaceKind;
 use super::{
-    ALL, BEACON_NEWS, COUNTERS_PER_REQUEST, FIRST_REQUESTS, HISTORY, HostShape, MESSAGE, MESSAGES, QUIET_MS,
-    RANDOM, SMALL_BODY, ShapeObservation, ShapeThresholds, UrlNews, mix,
+    AWAITED, BEACON_NEWS, COUNTERS_PER_REQUEST, FIRST_REQUESTS, HISTORY, HostShape, IDENTIFIER, MESSAGE,
+    PARTS, QUIET_MS, RecentNews, SIGNATURE, SMALL_BODY, ShapeObservation, ShapeThresholds, UPLOAD_FACTOR,
+    WEB_TOKEN, mix,
 };
 
 /// What is new in one request.
 #[derive(Debug, Default)]
 pub(super) struct News {
-    pub(super) url: UrlNews,
+    /// New bytes that an answer or a body can excuse.
+    pub(super) recent: RecentNews,
     /// New bytes anywhere, except in credentials and identifiers.
     pub(super) bytes: u64,
     /// Digest of what the request chose, except counters, credentials and identifiers.
     pub(super) symbol: u64,
     /// Slots of counters that went on, and whether their own value has more than the number.
     pub(super) counters: [(u64, bool); COUNTERS_PER_REQUEST],
-    /// Number and bytes of new credentials.
-    pub(super) tokens: (u64, u64),
     /// Whether anything was added to a sum.
     pub(super) added: bool,
 }
@@ -51,11 +51,14 @@ impl Look<'_> {
         match component.content {
             ComponentContent::List { count, .. } => {
                 news.symbol = mix(news.symbol, component.digest.0);
+                news.added |= !known;
                 if component.place == ComponentPlace::FieldName {
-                    news.added |= !known;
-                    self.fields(request, component, count as u64, known);
-                } else if !known {
-                    self.pair_names(request, component, news);
+                    let (most, place) = (self.thresholds.fields_per_request, || SignalPlace::FieldName);
+                    let what = "fields in one request";
+                    self.raise_above(SignalCode::ManyFields, count as u64, most, place, what);
+                }
+                if !known {
+                    self.list(request, component, count as u64, news);
                 }
                 return;
             }
@@ -109,117 +112,84 @@ impl Look<'_> {
             if known { RunWorth::Seen } else { RunWorth::New }
         });
         news.added = true;
-        let now_ms = self.now_ms;
-        let sums = &mut self.shape.sums;
-        let all = content.random + content.text;
+        let all = content.all();
+        let words = content.text + (content.seen + content.numbers) * (PARTS / 4);
+        let (field, recent) = (&mut self.shape.sums.field, &mut news.recent);
         match kind {
-            PlaceKind::Field => sums.field.add(all, now_ms),
-            PlaceKind::UsualField => sums.field.add(content.random, now_ms),
-            PlaceKind::UserAgent => sums.user_agent.add(all, now_ms),
-            PlaceKind::Cookie => sums.cookie.add(all, now_ms),
-            PlaceKind::Token => news.tokens = (news.tokens.0 + 1, news.tokens.1 + all),
-            PlaceKind::Identifier => sums.identifier.add(all, now_ms),
-            PlaceKind::Url => {
-                news.url[RANDOM] += content.random;
-                news.url[MESSAGES] += if content.text >= MESSAGE { content.text } else { 0 };
-                news.url[ALL] += all;
+            PlaceKind::Field | PlaceKind::Cookie => field.add(all, self.now_ms),
+            PlaceKind::UsualField | PlaceKind::UserAgent => {
+                field.add(content.random + words.div_ceil(PARTS), self.now_ms);
             }
+            PlaceKind::Url if content.text + content.seen * 5 >= MESSAGE => recent.url += all * PARTS,
+            PlaceKind::Url => recent.url += content.random * PARTS + words,
+            PlaceKind::Answered => {
+                recent.url += (content.random + content.numbers) * PARTS + words;
+            }
+            PlaceKind::Credential if content::is_web_token(component.bytes) => {
+                recent.credential += (all / WEB_TOKEN.0).max(WEB_TOKEN.1);
+            }
+            PlaceKind::Credential => recent.credential += all,
+            PlaceKind::Identifier if content::is_web_token(component.bytes) => recent.identifier += all,
+            PlaceKind::Identifier
+                if content.random <= IDENTIFIER.0 && all - content.random <= IDENTIFIER.1 =>
+            {
+                recent.identifier += all;
+            }
+            // Most of the words are the names of what is signed, the same each time.
+            PlaceKind::Signature if all <= SIGNATURE => recent.identifier += all - content.seen * 3 / 4,
+            PlaceKind::Identifier | PlaceKind::Signature => field.add(all, self.now_ms),
+            PlaceKind::Digest => recent.digest += all,
         }
         if kind.is_chosen() {
             news.bytes += all;
+            self.run(component, content);
         }
-        self.runs(component, kind, content);
     }
 
-    fn runs(&mut self, component: &Component<'_>, kind: PlaceKind, content: ValueContent) {
-        let place = || component.place.signal_place();
-        let most = match kind {
-            PlaceKind::Token | PlaceKind::Identifier | PlaceKind::Cookie => {
-                self.thresholds.token_run_characters
-            }
-            PlaceKind::Field | PlaceKind::UsualField | PlaceKind::UserAgent | PlaceKind::Url => {
-                self.thresholds.encoded_run_characters
-            }
-        };
-        if content.longest > most {
-            let encodings = content.encoding.into_iter().collect();
+    /// Looks at the longest run of a value that is neither a credential nor an identifier.
+    fn run(&mut self, component: &Component<'_>, content: ValueContent) {
+        let threshold = self.thresholds.encoded_run_characters;
+        if content.longest > threshold && !matches!(component.place, ComponentPlace::Cookie(_)) {
             self.raise(Signal {
                 code: SignalCode::EncodedRun,
-                place: place(),
-                encodings,
+                place: component.place.signal_place(),
+                encodings: content.encoding.into_iter().collect(),
                 what: "a long run that looks encoded".to_owned(),
                 value: content.longest,
-                threshold: most,
+                threshold,
             });
-        }
-        if matches!(kind, PlaceKind::Url | PlaceKind::UsualField | PlaceKind::Field) {
-            let most = self.thresholds.url_text_bytes;
-            self.raise_above(
-                SignalCode::UrlNovelty,
-                content.text,
-                most,
-                place,
-                "bytes of new text in one value",
-            );
         }
     }
 
-    /// Compares the names of the fields with earlier ones.
-    fn fields(
+    /// Takes a new list of names: which there are, and in which order, says something too.
+    fn list(
         &mut self,
         request: &RequestComponents<'_>,
         component: &Component<'_>,
         count: u64,
-        known: bool,
+        news: &mut News,
     ) {
-        let place = || SignalPlace::FieldName;
-        self.raise_above(
-            SignalCode::ManyFields,
-            count,
-            self.thresholds.fields,
-            place,
-            "fields in one request",
-        );
-        if known {
-            return;
+        let choice = count / 4 + 1;
+        let (kind, early) = (PlaceKind::of(component.place, &[]), self.shape.requests <= FIRST_REQUESTS);
+        match component.place {
+            ComponentPlace::FieldName | ComponentPlace::Cookies => {
+                self.shape.sums.field.add(choice, self.now_ms);
+            }
+            ComponentPlace::Query => news.recent.url += choice * PARTS,
+            ComponentPlace::Path => return,
+            ComponentPlace::Method
+            | ComponentPlace::Segment(_)
+            | ComponentPlace::QueryValue(_)
+            | ComponentPlace::Field(_)
+            | ComponentPlace::Cookie(_) => {}
         }
-        let (now_ms, early) = (self.now_ms, self.shape.requests <= FIRST_REQUESTS);
-        self.shape.sums.field_lists.add(1, now_ms);
         for name in request.names(component.content) {
-            if self.shape.names.insert(mix(1, name.digest.0)) {
+            if self.shape.names.insert(mix(component.slot, name.digest.0)) {
                 continue;
             }
-            let length = name.bytes.len() as u64;
-            let most = self.thresholds.field_name_characters;
-            self.raise_above(SignalCode::FieldNovelty, length, most, place, "characters of one name");
-            self.shape.sums.field_name_characters.add(length, now_ms);
-            self.shape.sums.field_names.add(u64::from(!early), now_ms);
-        }
-    }
-
-    /// Measures new names in a query or among cookies: data can be there as well.
-    fn pair_names(&mut self, request: &RequestComponents<'_>, component: &Component<'_>, news: &mut News) {
-        let kind = match PlaceKind::of(component.place, &[]) {
-            PlaceKind::Cookie => PlaceKind::Cookie,
-            PlaceKind::Field
-            | PlaceKind::UsualField
-            | PlaceKind::UserAgent
-            | PlaceKind::Url
-            | PlaceKind::Token
-            | PlaceKind::Identifier => PlaceKind::Url,
-        };
-        for name in request.names(component.content) {
-            if !self.shape.names.insert(mix(component.slot, name.digest.0)) {
-                self.value(request, name, kind, news);
-            }
-        }
-    }
-
-    /// Adds new credentials, unless they come with a new URL: registries give one for each repository.
-    pub(super) fn tokens(&mut self, news: &News) {
-        if news.url[ALL] == 0 {
-            self.shape.sums.tokens.add(news.tokens.0, self.now_ms);
-            self.shape.sums.token.add(news.tokens.1, self.now_ms);
+            let field = component.place == ComponentPlace::FieldName;
+            self.shape.sums.field_names.add(u64::from(field && !early), self.now_ms);
+            self.value(request, name, kind, news);
         }
     }
 
@@ -240,18 +210,11 @@ impl Look<'_> {
         }
     }
 
-    pub(super) fn url_sums(&mut self, news: &News) {
-        for (asked, amount) in self.shape.sums.url.asked.iter_mut().zip(news.url) {
-            asked.add(amount, self.now_ms);
-        }
-    }
-
     pub(super) fn rhythm(&mut self, observation: &ShapeObservation, sent_bytes: u64) {
         if observation.bytes < BEACON_NEWS || sent_bytes > SMALL_BODY {
             return;
         }
-        let jitter = self.thresholds.beacon_jitter_percent;
-        let run = self.shape.rhythms.observe(observation.kind, observation.at_ms, jitter);
+        let run = self.shape.rhythms.observe(observation.kind, observation.at_ms);
         let place = || SignalPlace::Attempt;
         let most = self.thresholds.beacon_requests;
         self.raise_above(
@@ -263,48 +226,30 @@ impl Look<'_> {
         );
     }
 
-    /// Compares the sums with their thresholds.
-    pub(super) fn sums(&mut self) {
+    /// Compares the sums, with `recent` news besides, with their thresholds.
+    pub(super) fn sums(&mut self, recent: &RecentNews) {
         let (now, limits) = (self.now_ms, *self.thresholds);
         let sums = &self.shape.sums;
-        let token_bytes = sums.token.hour(now);
-        let tokens = if token_bytes >= 768 { sums.tokens.hour(now) } else { 0 };
-        let awaited = self.shape.awaited;
-        let url = &sums.url;
-        let unexcused = |kind: usize, sum: fn(&WindowSums, u64) -> u64| match (
-            url.asked.get(kind),
-            url.excused.get(kind),
-        ) {
-            (Some(asked), Some(excused)) => {
-                sum(asked, now).saturating_sub(sum(excused, now)).saturating_sub(awaited)
-            }
-            _ => 0,
+        let (field, awaited) = (sums.field.sum(now), self.shape.awaited.saturating_sub(AWAITED));
+        let url = (sums.url.sum(now) + recent.url + awaited) / PARTS;
+        let (new, place) = match url > field {
+            true => (SignalCode::UrlNovelty, SignalPlace::Query),
+            false => (SignalCode::Drip, SignalPlace::Attempt),
         };
-        let (attempt, names, query) = (SignalPlace::Attempt, SignalPlace::FieldName, SignalPlace::Query);
-        let agent = SignalPlace::Field("user-agent".to_owned());
+        let (attempt, names) = (SignalPlace::Attempt, SignalPlace::FieldName);
+        let credential = sums.credential.sum(now) + recent.credential;
+        let identifier = sums.identifier.sum(now) + recent.identifier;
         use SignalCode as Code;
         #[rustfmt::skip]
         let rows = [
-            (Code::Drip, sums.choice.day(now), limits.choice_bits_per_day, &attempt, "bits in the order of known requests in a day"),
-            (Code::Drip, sums.cookie.hour(now), limits.cookie_bytes_per_hour, &attempt, "new bytes of cookies in an hour"),
-            (Code::Drip, sums.cookie.day(now), limits.cookie_bytes_per_day, &attempt, "new bytes of cookies in a day"),
-            (Code::Drip, sums.field.hour(now), limits.field_bytes_per_hour, &attempt, "new bytes of field values in an hour"),
-            (Code::Drip, sums.field.day(now), limits.field_bytes_per_day, &attempt, "new bytes of field values in a day"),
-            (Code::Drip, sums.identifier.hour(now), limits.identifier_bytes_per_hour, &attempt, "new bytes of identifiers in an hour"),
-            (Code::Drip, sums.small_upload.day(now), limits.small_upload_bytes_per_day, &SignalPlace::Body, "bytes of small bodies in a day"),
-            (Code::Drip, unexcused(ALL, WindowSums::hour), limits.url_bytes_per_hour, &attempt, "new bytes of URLs in an hour"),
-            (Code::Drip, unexcused(ALL, WindowSums::day), limits.url_bytes_per_day, &attempt, "new bytes of URLs in a day"),
-            (Code::EncodedRun, tokens, limits.tokens_per_hour, &attempt, "new credentials in an hour"),
-            (Code::FieldNovelty, sums.field_lists.hour(now), limits.field_lists_per_hour, &names, "new combinations of fields in an hour"),
-            (Code::FieldNovelty, sums.field_names.hour(now), limits.field_names_per_hour, &names, "new field names in an hour"),
-            (Code::FieldNovelty, sums.field_name_characters.hour(now), limits.field_name_characters_per_hour, &names, "characters of new field names in an hour"),
-            (Code::UrlNovelty, unexcused(RANDOM, WindowSums::hour), limits.url_random_bytes_per_hour, &query, "bytes that look random in URLs in an hour"),
-            (Code::UrlNovelty, unexcused(RANDOM, WindowSums::day), limits.url_random_bytes_per_day, &query, "bytes that look random in URLs in a day"),
-            (Code::UrlNovelty, unexcused(MESSAGES, WindowSums::hour), limits.url_text_bytes_per_hour, &query, "bytes of new text in URLs in an hour"),
-            (Code::UserAgentChanged, sums.user_agent.hour(now), limits.user_agent_bytes_per_hour, &agent, "new bytes in an hour"),
+            (new, field + url, limits.new_bytes_per_day, place, "new bytes in fields and URLs in a day"),
+            (Code::Drip, sums.choice.sum(now), limits.choice_bits_per_day, SignalPlace::Query, "bits in the order of known requests in a day"),
+            (Code::Drip, identifier, limits.identifier_bytes_per_hour, attempt.clone(), "new bytes of identifiers in an hour"),
+            (Code::EncodedRun, credential, limits.credential_bytes_per_hour, attempt, "new bytes of credentials in an hour"),
+            (Code::FieldNovelty, sums.field_names.sum(now), limits.field_names_per_hour, names, "new field names in an hour"),
         ];
         for (code, value, threshold, place, what) in rows {
-            self.raise_above(code, value, threshold, || place.clone(), what);
+            self.raise_above(code, value, threshold, || place, what);
         }
     }
 
@@ -312,7 +257,7 @@ impl Look<'_> {
     pub(super) fn upload_ratio(&mut self) {
         let now_ms = self.now_ms;
         let shape = &self.shape;
-        let (sent, received) = (shape.sent.hour(now_ms), shape.received.hour(now_ms));
+        let (sent, received) = (shape.sent.sum(now_ms), shape.received.sum(now_ms));
         let old = (shape.requests, now_ms.saturating_sub(shape.started_ms) / HOUR_MS);
         if sent <= self.thresholds.upload_bytes_per_hour || old.0 < HISTORY.0 || old.1 < HISTORY.1 {
             return;
@@ -323,14 +268,8 @@ impl Look<'_> {
         let (now, before) = (share(sent, received), share(past.0, past.1).max(1));
         let factor = u64::try_from(now / before).unwrap_or(u64::MAX);
         let place = || SignalPlace::Body;
-        let most = self.thresholds.upload_factor;
-        self.raise_above(
-            SignalCode::UploadRatio,
-            factor,
-            most,
-            place,
-            "times the share sent to this host before",
-        );
+        let what = "times the share sent to this host before";
+        self.raise_above(SignalCode::UploadRatio, factor, UPLOAD_FACTOR, place, what);
     }
 
     fn raise_above(

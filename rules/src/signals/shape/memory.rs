@@ -22,6 +22,8 @@ const RHYTHMS: usize = 16;
 const AGENTS: usize = 32;
 /// Steps by which a counter may go on.
 const LARGEST_STEP: u64 = 1_000;
+/// Percent by which the intervals of a beacon may differ.
+const JITTER: u64 = 10;
 /// Below this interval requests are a burst, not a beacon.
 const SHORTEST_INTERVAL_MS: u64 = 1_000;
 
@@ -88,66 +90,42 @@ impl<const N: usize> SeenSet<N> {
     }
 }
 
-/// A sum over the past hour and the past day.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct WindowSums {
-    hour: BucketSums,
-    day: BucketSums,
-}
+/// A sum over the past hour: twelve buckets of five minutes, and one more, so that it is always covered.
+pub(super) type HourSum = RecentSum<13, { 5 * MINUTE_MS }>;
+/// A sum over the past day.
+pub(super) type DaySum = RecentSum<25, HOUR_MS>;
 
-/// A sum over a number of buckets of equal time.
+/// A sum over `BUCKETS` of `LENGTH_MS` milliseconds each.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct BucketSums {
+pub(super) struct RecentSum<const BUCKETS: usize, const LENGTH_MS: u64> {
     newest: u64,
     sums: Vec<u64>,
 }
 
-/// Buckets of five minutes, and one more, so that the past hour is always covered.
-const HOUR_BUCKETS: (u64, usize) = (5 * MINUTE_MS, 13);
-const DAY_BUCKETS: (u64, usize) = (HOUR_MS, 25);
-
-impl WindowSums {
+impl<const BUCKETS: usize, const LENGTH_MS: u64> RecentSum<BUCKETS, LENGTH_MS> {
     pub(super) fn add(&mut self, amount: u64, now_ms: u64) {
-        self.hour.add(amount, now_ms, HOUR_BUCKETS);
-        self.day.add(amount, now_ms, DAY_BUCKETS);
-    }
-
-    pub(super) fn hour(&self, now_ms: u64) -> u64 {
-        self.hour.sum(now_ms, HOUR_BUCKETS)
-    }
-
-    pub(super) fn day(&self, now_ms: u64) -> u64 {
-        self.day.sum(now_ms, DAY_BUCKETS)
-    }
-}
-
-impl BucketSums {
-    fn add(&mut self, amount: u64, now_ms: u64, (length, count): (u64, usize)) {
         if amount == 0 {
             return;
         }
-        let bucket = now_ms / length;
+        let bucket = now_ms / LENGTH_MS;
         if self.sums.is_empty() {
             self.newest = bucket;
         }
-        let passed = usize::try_from(bucket.saturating_sub(self.newest)).unwrap_or(count).min(count);
+        let passed = usize::try_from(bucket.saturating_sub(self.newest)).unwrap_or(BUCKETS).min(BUCKETS);
         self.sums.splice(0..0, std::iter::repeat_n(0, passed));
         if self.sums.is_empty() {
             self.sums.push(0);
         }
-        self.sums.truncate(count);
+        self.sums.truncate(BUCKETS);
         self.newest = self.newest.max(bucket);
         if let Some(newest) = self.sums.first_mut() {
             *newest = newest.saturating_add(amount);
         }
     }
 
-    fn sum(&self, now_ms: u64, (length, count): (u64, usize)) -> u64 {
-        if self.sums.is_empty() {
-            return 0;
-        }
-        let passed = usize::try_from((now_ms / length).saturating_sub(self.newest)).unwrap_or(count);
-        let inside = self.sums.iter().take(count.saturating_sub(passed));
+    pub(super) fn sum(&self, now_ms: u64) -> u64 {
+        let passed = usize::try_from((now_ms / LENGTH_MS).saturating_sub(self.newest)).unwrap_or(BUCKETS);
+        let inside = self.sums.iter().take(BUCKETS.saturating_sub(passed));
         inside.fold(0, |sum, bucket| sum.saturating_add(*bucket))
     }
 }
@@ -292,8 +270,8 @@ struct Rhythm {
 }
 
 impl Rhythms {
-    /// Returns how many requests of this kind came at the same interval, give or take `jitter` percent.
-    pub(super) fn observe(&mut self, kind: u64, now_ms: u64, jitter: u64) -> u64 {
+    /// Returns how many requests of this kind came at about the same interval.
+    pub(super) fn observe(&mut self, kind: u64, now_ms: u64) -> u64 {
         let Some(rhythm) = self.entries.iter_mut().find(|rhythm| rhythm.kind == kind) else {
             let rhythm = Rhythm { kind, last_ms: now_ms, ..Rhythm::default() };
             if self.entries.len() < RHYTHMS {
@@ -306,7 +284,7 @@ impl Rhythms {
         };
         let interval = now_ms.saturating_sub(std::mem::replace(&mut rhythm.last_ms, now_ms));
         let regular = interval >= SHORTEST_INTERVAL_MS
-            && interval.abs_diff(rhythm.interval_ms) <= rhythm.interval_ms.saturating_mul(jitter) / 100;
+            && interval.abs_diff(rhythm.interval_ms) <= rhythm.interval_ms.saturating_mul(JITTER) / 100;
         if regular {
             rhythm.run += 1;
             rhythm.interval_ms = (rhythm.interval_ms.saturating_mul(7).saturating_add(interval)) / 8;
@@ -361,16 +339,19 @@ mod tests {
     }
 
     #[test]
-    fn window_sums_forget() {
-        let mut sums = WindowSums::default();
-        sums.add(5, 0);
-        sums.add(7, 30 * MINUTE_MS);
-        assert_eq!((sums.hour(59 * MINUTE_MS), sums.day(59 * MINUTE_MS)), (12, 12));
-        assert_eq!((sums.hour(80 * MINUTE_MS), sums.day(80 * MINUTE_MS)), (7, 12));
-        assert_eq!((sums.hour(26 * HOUR_MS), sums.day(26 * HOUR_MS)), (0, 0));
-        sums.add(u64::MAX, u64::MAX);
-        sums.add(u64::MAX, 0);
-        assert_eq!(sums.hour(u64::MAX), u64::MAX);
+    fn sums_forget() {
+        let (mut hour, mut day) = (HourSum::default(), DaySum::default());
+        for (amount, at) in [(5, 0), (7, 30 * MINUTE_MS)] {
+            hour.add(amount, at);
+            day.add(amount, at);
+        }
+        for (at, expected) in [(59 * MINUTE_MS, (12, 12)), (80 * MINUTE_MS, (7, 12)), (26 * HOUR_MS, (0, 0))]
+        {
+            assert_eq!((hour.sum(at), day.sum(at)), expected, "{at}");
+        }
+        hour.add(u64::MAX, u64::MAX);
+        hour.add(u64::MAX, 0);
+        assert_eq!(hour.sum(u64::MAX), u64::MAX);
     }
 
     #[test]
@@ -391,12 +372,11 @@ mod tests {
     #[test]
     fn beacons_are_regular() {
         let mut rhythms = Rhythms::default();
-        let regular = (0..30_u64).map(|at| rhythms.observe(1, at * 60_000 + at % 3 * 1_000, 10)).last();
+        let regular = (0..30_u64).map(|at| rhythms.observe(1, at * 60_000 + at % 3 * 1_000)).last();
         assert!(regular >= Some(27), "{regular:?}");
-        let irregular =
-            (0..30_u64).map(|at| rhythms.observe(2, at * 60_000 + at * at % 17 * 2_000, 10)).max();
+        let irregular = (0..30_u64).map(|at| rhythms.observe(2, at * 60_000 + at * at % 17 * 2_000)).max();
         assert!(irregular < Some(6), "{irregular:?}");
-        let burst = (0..300_u64).map(|at| rhythms.observe(3, at * 20, 10)).max();
+        let burst = (0..300_u64).map(|at| rhythms.observe(3, at * 20)).max();
         assert_eq!(burst, Some(0));
     }
 }

@@ -14,6 +14,8 @@ struct Trace {
     now_ms: u64,
     found: Vec<Signal>,
     random: u64,
+    /// Whether the next answer is 304.
+    unchanged: bool,
 }
 
 /// A body, and what it is answered with.
@@ -27,6 +29,7 @@ impl Trace {
             now_ms: 1_700_000_000_000,
             found: Vec::new(),
             random: 42,
+            unchanged: false,
         }
     }
 
@@ -44,7 +47,8 @@ impl Trace {
         (sent, received): Bytes,
     ) -> &mut Self {
         let observation = self.start(method, target, fields);
-        let outcome = RequestOutcome { sent_bytes: sent, received_bytes: received };
+        let unchanged = std::mem::take(&mut self.unchanged);
+        let outcome = RequestOutcome { sent_bytes: sent, received_bytes: received, unchanged };
         let thresholds = ShapeThresholds::default();
         self.shape.observe_outcome(observation, outcome, self.now_ms, &thresholds, &mut self.found);
         self
@@ -161,10 +165,9 @@ fn state_is_bounded() {
 
 #[test]
 fn thresholds_are_listed() {
-    let defaults = ShapeThresholds::default();
-    assert!(ShapeThresholds::ALL.contains(&(
-        "fields",
-        defaults.fields,
-        "Fields of one request (`many_fields`)."
-    )));
+    let row = ("fields_per_request", 48, 250, "Fields of one request (`many_fields`).");
+    assert!(ShapeThresholds::TABLE.contains(&row));
+    let listed = ShapeThresholds::TABLE.iter().map(|(name, usual, ..)| (*name, *usual));
+    assert_eq!(listed.collect::<Vec<_>>(), ShapeThresholds::default().values());
+    assert!(ShapeThresholds::TABLE.is_sorted(), "by name");
 }

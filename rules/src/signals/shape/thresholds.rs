@@ -1,9 +1,13 @@
-//! The thresholds of the shape detectors, and their defaults.
+//! The thresholds of the shape detectors, as `[signals.thresholds]` sets them: name, default, maximum and meaning.
 
-/// Generates the thresholds and their documentation from one table.
+use schemars::JsonSchema;
+use serde::Deserialize;
+use toml::Spanned;
+
+/// Generates the thresholds, their part of a policy and their documentation from one table.
 macro_rules! thresholds {
-    ($($(#[doc = $doc:literal])+ $name:ident: $default:expr;)*) => {
-        /// From which value on each signal is raised.
+    ($($(#[doc = $doc:literal])+ $name:ident = $usual:literal, at most $most:literal;)*) => {
+        /// Beyond which value each signal is raised.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct ShapeThresholds {
             $($(#[doc = $doc])+ pub $name: u64,)*
@@ -11,75 +15,95 @@ macro_rules! thresholds {
 
         impl Default for ShapeThresholds {
             fn default() -> Self {
-                ShapeThresholds { $($name: $default,)* }
+                ShapeThresholds { $($name: $usual,)* }
             }
         }
 
         impl ShapeThresholds {
-            /// Every threshold: its key, its default and its meaning.
-            pub const ALL: &[(&str, u64, &str)] = &[
-                $((stringify!($name), $default, concat!($($doc),+).trim_ascii_start()),)*
-            ];
+            /// Name, default, maximum and meaning of each threshold, for the documentation.
+            pub const TABLE: &[(&str, u64, u64, &str)] =
+                &[$((stringify!($name), $usual, $most, concat!($($doc),+).trim_ascii_start()),)*];
+
+            /// Returns the values, in the order of [`ShapeThresholds::TABLE`].
+            pub fn values(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name),)*]
+            }
+        }
+
+        /// The thresholds that one policy or rule sets.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub(crate) struct ThresholdSettings {
+            $($name: Option<u64>,)*
+        }
+
+        impl ThresholdSettings {
+            /// Combines what two set, one by one.
+            pub(crate) fn merge(
+                &self,
+                other: &Self,
+                choose: impl Fn(Option<u64>, Option<u64>) -> Option<u64>,
+            ) -> Self {
+                ThresholdSettings { $($name: choose(self.$name, other.$name),)* }
+            }
+
+            pub(crate) fn in_force(&self) -> ShapeThresholds {
+                let usual = ShapeThresholds::default();
+                ShapeThresholds { $($name: self.$name.unwrap_or(usual.$name),)* }
+            }
+
+            /// Returns what is set.
+            pub(crate) fn set(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*].into_iter().filter_map(|(name, set)| Some((name, set?)))
+            }
+        }
+
+        /// `thresholds` of `[signals]`: beyond which value a signal is raised. Layers: the smaller counts.
+        #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+        #[serde(deny_unknown_fields)]
+        pub(crate) struct ThresholdsDocument {
+            $($(#[doc = $doc])+
+            #[schemars(with = "Option<u64>", range(min = 1, max = $most))]
+            $name: Option<Spanned<u64>>,)*
+        }
+
+        impl ThresholdsDocument {
+            /// Returns the settings; calls `reject` with each entry that is out of range and its maximum.
+            pub(crate) fn to_settings(&self, mut reject: impl FnMut(&Spanned<u64>, u64)) -> ThresholdSettings {
+                let mut settings = ThresholdSettings::default();
+                $(match &self.$name {
+                    Some(entry) if (1..=$most).contains(entry.get_ref()) => settings.$name = Some(*entry.get_ref()),
+                    Some(entry) => reject(entry, $most),
+                    None => {}
+                })*
+                settings
+            }
         }
     };
 }
 
 thresholds! {
     /// Requests of one kind at one interval, each with something new in it (`beacon`).
-    beacon_requests: 20;
-    /// By how many percent these intervals may differ (`beacon`).
-    beacon_jitter_percent: 10;
-    /// Bits that the order of known requests says in a day, beyond routine (`drip`).
-    choice_bits_per_day: 6_144;
-    /// New bytes in an hour in cookies that the host did not set (`drip`).
-    cookie_bytes_per_hour: 768;
-    /// The same in a day (`drip`).
-    cookie_bytes_per_day: 1_024;
-    /// Characters of one run in the alphabet of an encoding (`encoded_run`).
-    encoded_run_characters: 384;
-    /// The same in credentials and signatures (`encoded_run`).
-    token_run_characters: 4_096;
-    /// New bytes in an hour in the values of fields that usually repeat theirs (`drip`).
-    field_bytes_per_hour: 768;
-    /// The same in a day (`drip`).
-    field_bytes_per_day: 1_024;
-    /// Combinations of fields in an hour that were not used before (`field_novelty`).
-    field_lists_per_hour: 48;
-    /// Characters of one field name (`field_novelty`).
-    field_name_characters: 64;
-    /// Characters of new field names in an hour (`field_novelty`).
-    field_name_characters_per_hour: 1_024;
-    /// New field names in an hour, after the first 16 requests (`field_novelty`).
-    field_names_per_hour: 12;
+    beacon_requests = 20, at most 100_000;
+    /// Bits that the order of known requests to a host says in a day, beyond routine (`drip`).
+    choice_bits_per_day = 6_144, at most 16_777_216;
+    /// Bytes of new credentials for a host in an hour that no answer or body excuses (`encoded_run`).
+    credential_bytes_per_hour = 1_024, at most 16_777_216;
+    /// Characters of one run in the alphabet of an encoding, outside credentials, identifiers and cookies (`encoded_run`).
+    encoded_run_characters = 384, at most 65_536;
+    /// New field names for a host in an hour, after the first 16 requests (`field_novelty`).
+    field_names_per_hour = 12, at most 10_000;
     /// Fields of one request (`many_fields`).
-    fields: 48;
-    /// New bytes of identifiers, signatures and checksums in an hour (`drip`).
-    identifier_bytes_per_hour: 262_144;
+    fields_per_request = 48, at most 250;
+    /// Bits that a sandbox says outside bodies in an hour (`header_bits`); `[budget]` bounds them instead.
+    header_bits_per_hour = 1_048_576, at most 1_073_741_824;
+    /// Bytes of new identifiers and signatures for a host in an hour that no answer or body excuses (`drip`).
+    identifier_bytes_per_hour = 32_768, at most 16_777_216;
+    /// New bytes for a host in a day in fields and cookies, and in URLs as far as no answer or body excuses them (`drip`, `url_novelty`).
+    new_bytes_per_day = 896, at most 16_777_216;
     /// Steps of a counter that come with other data (`sequence`).
-    sequence_steps: 64;
-    /// Credentials in an hour that were not used before, for URLs that were, if they have 768 bytes together
-    /// (`encoded_run`).
-    tokens_per_hour: 4;
-    /// By how many times the share of what is sent exceeds that of the host's past (`upload_ratio`).
-    upload_factor: 8;
+    sequence_steps = 64, at most 100_000;
     /// Bytes sent to a host in an hour before they are compared with its past (`upload_ratio`).
-    upload_bytes_per_hour: 64 << 20;
-    /// Bytes of bodies of at most 1 KiB that are sent in a day (`drip`).
-    small_upload_bytes_per_day: 16 << 20;
-    /// New bytes of any kind in URLs in an hour that no answer excuses (`drip`).
-    url_bytes_per_hour: 4_096;
-    /// The same in a day (`drip`).
-    url_bytes_per_day: 16_384;
-    /// New bytes in URLs in an hour that look random and no answer excuses (`url_novelty`).
-    url_random_bytes_per_hour: 768;
-    /// The same in a day (`url_novelty`).
-    url_random_bytes_per_day: 1_024;
-    /// Bytes of new text in one path segment or query value (`url_novelty`).
-    url_text_bytes: 256;
-    /// Bytes of new text in an hour in values with at least 48 of them that no answer excuses (`url_novelty`).
-    url_text_bytes_per_hour: 1_024;
-    /// `User-Agent` values in an hour (`user_agent_changed`).
-    user_agents_per_hour: 8;
-    /// New bytes of `User-Agent` values in an hour (`user_agent_changed`).
-    user_agent_bytes_per_hour: 1_024;
+    upload_bytes_per_hour = 67_108_864, at most 1_073_741_824;
+    /// `User-Agent` values for a host in an hour (`user_agent_changed`).
+    user_agents_per_hour = 8, at most 31;
 }

@@ -15,53 +15,67 @@ use super::super::bits::ComponentPlace;
 pub(super) enum PlaceKind {
     /// The method or a field that is not listed here: neither long nor different each time.
     Field,
-    /// A field with one of a few values that are text.
+    /// A field with one of a few values that are text, and the name of a field.
     UsualField,
     UserAgent,
     /// A path or query value.
     Url,
+    /// A value that an earlier answer gave, or the part of it that is wanted.
+    Answered,
     /// A credential: long and random, and seldom another.
-    Token,
-    /// An identifier, signature, checksum or time of one request: random and different each time, and short.
+    Credential,
+    /// An identifier or time of one request: random and different each time, and short.
     Identifier,
+    /// The signature of one request, with the names of what it signs.
+    Signature,
+    /// A checksum of the body.
+    Digest,
     /// A cookie: the host says what it is, and scripts of its pages make some.
     Cookie,
 }
 
-/// Identifiers of one request, its time, checksums of its body, and what names an earlier answer.
-const IDENTIFIER_FIELDS: &[&str] = &[
-    "baggage",
-    "content-length",
-    "content-md5",
+const ANSWERED_FIELDS: &[&str] = &[
     "content-range",
-    "date",
-    "digest",
-    "dpop",
-    "grpc-timeout",
-    "grpc-trace-bin",
-    "idempotency-key",
     "if-match",
     "if-modified-since",
     "if-none-match",
     "if-range",
     "if-unmodified-since",
     "last-event-id",
-    "newrelic",
     "pacote-integrity",
     "range",
     "referer",
-    "sec-websocket-key",
-    "sentry-trace",
-    "traceparent",
-    "tracestate",
-    "uber-trace-id",
     "upload-offset",
+];
+
+const DIGEST_FIELDS: &[&str] = &[
+    "content-digest",
+    "content-md5",
+    "digest",
+    "repr-digest",
     "x-amz-checksum-crc32",
     "x-amz-checksum-crc32c",
     "x-amz-checksum-crc64nvme",
     "x-amz-checksum-sha1",
     "x-amz-checksum-sha256",
     "x-amz-content-sha256",
+];
+
+/// Identifiers of one request, and its time.
+const IDENTIFIER_FIELDS: &[&str] = &[
+    "baggage",
+    "content-length",
+    "date",
+    "dpop",
+    "grpc-timeout",
+    "grpc-trace-bin",
+    "idempotency-key",
+    "newrelic",
+    "sec-websocket-key",
+    "sentry-trace",
+    "traceparent",
+    "tracestate",
+    "uber-trace-id",
     "x-amz-copy-source",
     "x-amz-date",
     "x-amz-decoded-content-length",
@@ -69,11 +83,12 @@ const IDENTIFIER_FIELDS: &[&str] = &[
     "x-b3-traceid",
     "x-cloud-trace-context",
     "x-ms-date",
-    "x-timestamp",
 ];
+/// Ends of the names of such fields.
+const IDENTIFIER_ENDS: &[&str] = &["-id", "-nonce", "-signature", "-timestamp"];
 
 /// Credentials.
-const TOKEN_FIELDS: &[&str] = &[
+const CREDENTIAL_FIELDS: &[&str] = &[
     "api-key",
     "apikey",
     "authorization",
@@ -127,27 +142,8 @@ const USUAL_FIELDS: &[&str] = &[
     "x-requested-with",
 ];
 
-/// Query parameters that sign a URL or stand for a session. Compared in lower case.
-const IDENTIFIER_PARAMETERS: &[&[u8]] = &[
-    b"awsaccesskeyid",
-    b"hmac",
-    b"key-pair-id",
-    b"nonce",
-    b"oauth_nonce",
-    b"oauth_signature",
-    b"policy",
-    b"sig",
-    b"sign",
-    b"signature",
-    b"x-amz-credential",
-    b"x-amz-date",
-    b"x-amz-signature",
-    b"x-goog-credential",
-    b"x-goog-signature",
-    b"x-oss-signature",
-];
-
-const TOKEN_PARAMETERS: &[&[u8]] = &[
+/// Query parameters that hold a credential, or stand for a session. Compared in lower case.
+const CREDENTIAL_PARAMETERS: &[&[u8]] = &[
     b"access_token",
     b"auth",
     b"client_secret",
@@ -171,8 +167,10 @@ const LONGEST_PARAMETER: usize = 24;
 /// The listed fields. The names are ours, so the hash needs no secret.
 static FIELD_KINDS: LazyLock<HashMap<&str, PlaceKind, FixedState>> = LazyLock::new(|| {
     let of = |names: &'static [&str], kind| names.iter().map(move |name| (*name, kind));
-    of(IDENTIFIER_FIELDS, PlaceKind::Identifier)
-        .chain(of(TOKEN_FIELDS, PlaceKind::Token))
+    of(ANSWERED_FIELDS, PlaceKind::Answered)
+        .chain(of(DIGEST_FIELDS, PlaceKind::Digest))
+        .chain(of(IDENTIFIER_FIELDS, PlaceKind::Identifier))
+        .chain(of(CREDENTIAL_FIELDS, PlaceKind::Credential))
         .chain(of(USUAL_FIELDS, PlaceKind::UsualField))
         .chain([("user-agent", PlaceKind::UserAgent)])
         .collect()
@@ -182,7 +180,8 @@ impl PlaceKind {
     /// Returns what is expected of `value` in `place`.
     pub(super) fn of(place: ComponentPlace<'_>, value: &[u8]) -> Self {
         match place {
-            ComponentPlace::Method | ComponentPlace::FieldName => PlaceKind::Field,
+            ComponentPlace::Method => PlaceKind::Field,
+            ComponentPlace::FieldName => PlaceKind::UsualField,
             ComponentPlace::Path | ComponentPlace::Segment(_) | ComponentPlace::Query => PlaceKind::Url,
             ComponentPlace::Cookies | ComponentPlace::Cookie(_) => PlaceKind::Cookie,
             ComponentPlace::QueryValue(name) => PlaceKind::of_parameter(name),
@@ -198,16 +197,22 @@ impl PlaceKind {
             | PlaceKind::UserAgent
             | PlaceKind::Url
             | PlaceKind::Cookie => true,
-            PlaceKind::Token | PlaceKind::Identifier => false,
+            PlaceKind::Answered
+            | PlaceKind::Credential
+            | PlaceKind::Digest
+            | PlaceKind::Identifier
+            | PlaceKind::Signature => false,
         }
     }
 
     fn of_field(name: &str, value: &[u8]) -> Self {
         let signed = || SIGNING_SCHEMES.iter().any(|scheme| value.starts_with(scheme));
         match FIELD_KINDS.get(name) {
-            Some(PlaceKind::Token) if signed() => PlaceKind::Identifier,
+            Some(PlaceKind::Credential) if signed() => PlaceKind::Signature,
+            // Its boundary is drawn for each request.
+            Some(PlaceKind::UsualField) if value.starts_with(b"multipart/") => PlaceKind::Identifier,
             Some(kind) => *kind,
-            None if name.ends_with("-id") => PlaceKind::Identifier,
+            None if IDENTIFIER_ENDS.iter().any(|end| name.ends_with(end)) => PlaceKind::Identifier,
             None if name.starts_with("sec-") => PlaceKind::UsualField,
             None => PlaceKind::Field,
         }
@@ -219,10 +224,8 @@ impl PlaceKind {
         lower.copy_from_slice(name);
         lower.make_ascii_lowercase();
         let lower: &[u8] = lower;
-        if IDENTIFIER_PARAMETERS.binary_search(&lower).is_ok() {
-            PlaceKind::Identifier
-        } else if TOKEN_PARAMETERS.binary_search(&lower).is_ok() {
-            PlaceKind::Token
+        if CREDENTIAL_PARAMETERS.binary_search(&lower).is_ok() {
+            PlaceKind::Credential
         } else {
             PlaceKind::Url
         }
@@ -235,30 +238,33 @@ mod tests {
 
     #[test]
     fn lists_are_sorted() {
-        assert!(IDENTIFIER_FIELDS.is_sorted() && TOKEN_FIELDS.is_sorted() && USUAL_FIELDS.is_sorted());
-        let listed = IDENTIFIER_FIELDS.len() + TOKEN_FIELDS.len() + USUAL_FIELDS.len();
+        let lists = [ANSWERED_FIELDS, DIGEST_FIELDS, IDENTIFIER_FIELDS, CREDENTIAL_FIELDS, USUAL_FIELDS];
+        assert!(lists.iter().all(|list| list.is_sorted()) && CREDENTIAL_PARAMETERS.is_sorted());
+        let listed: usize = lists.iter().map(|list| list.len()).sum();
         assert_eq!(FIELD_KINDS.len(), listed + 1, "a field is listed twice");
-        assert!(IDENTIFIER_PARAMETERS.is_sorted() && TOKEN_PARAMETERS.is_sorted());
-        let parameters = IDENTIFIER_PARAMETERS.iter().chain(TOKEN_PARAMETERS);
-        assert!(parameters.map(|name| name.len()).max() <= Some(LONGEST_PARAMETER));
+        assert!(CREDENTIAL_PARAMETERS.iter().map(|name| name.len()).max() <= Some(LONGEST_PARAMETER));
     }
 
     #[test]
     fn places_have_their_kinds() {
         let field = |name, value: &'static str| PlaceKind::of(ComponentPlace::Field(name), value.as_bytes());
         for (name, value, kind) in [
-            ("authorization", "Bearer x", PlaceKind::Token),
-            ("authorization", "AWS4-HMAC-SHA256 Credential=x", PlaceKind::Identifier),
+            ("authorization", "Bearer x", PlaceKind::Credential),
+            ("authorization", "AWS4-HMAC-SHA256 Credential=x", PlaceKind::Signature),
+            ("content-type", "multipart/form-data; boundary=x", PlaceKind::Identifier),
+            ("content-type", "text/plain", PlaceKind::UsualField),
             ("x-request-id", "", PlaceKind::Identifier),
+            ("x-hub-signature", "", PlaceKind::Identifier),
             ("sec-fetch-mode", "cors", PlaceKind::UsualField),
             ("user-agent", "curl/8", PlaceKind::UserAgent),
+            ("if-none-match", "x", PlaceKind::Answered),
             ("x-data", "", PlaceKind::Field),
         ] {
             assert_eq!(field(name, value), kind, "{name}: {value}");
         }
         let parameter = |name: &'static str| PlaceKind::of(ComponentPlace::QueryValue(name.as_bytes()), b"");
-        assert_eq!(parameter("X-Amz-Signature"), PlaceKind::Identifier);
-        assert_eq!(parameter("State"), PlaceKind::Token);
+        assert_eq!(parameter("X-Amz-Signature"), PlaceKind::Url);
+        assert_eq!(parameter("State"), PlaceKind::Credential);
         assert_eq!(parameter("page"), PlaceKind::Url);
         assert_eq!(parameter("a-name-that-is-longer-than-any-in-the-list"), PlaceKind::Url);
     }

@@ -1,6 +1,7 @@
 //! Traces of honest tools. None raises a signal with the default thresholds.
 
 use super::Trace;
+use super::hostile::base64;
 
 const JSON: (&str, &str) = ("accept", "application/json");
 
@@ -130,6 +131,7 @@ fn cargo_fetch() {
         if at % 2 == 0 {
             trace.send("GET", &target, &fields, (0, 6_000))
         } else {
+            trace.unchanged = true;
             trace.send("GET", &target, &cached, (0, 0))
         };
         let (major, minor) = (trace.below(5), trace.below(200));
@@ -508,7 +510,10 @@ fn registry_pulls() {
         "docker/25.0.1 go/go1.21.6 git-commit/71fa3ab kernel/6.1 os/linux arch/amd64 UpstreamClient(Docker-Client/25.0.1)",
     );
     for image in 0..12 {
-        let token = format!("Bearer {}", trace.base64(900));
+        // {"alg":"RS256"} and {"access":"…"}
+        let (claims, signature) = (trace.base64(329), trace.base64(340));
+        let claims = base64(format!("{{\"access\":\"{claims}\"}}").as_bytes());
+        let token = format!("Bearer eyJhbGciOiJSUzI1NiJ9.{claims}.{signature}AA");
         let repository = format!("/v2/library/{}", trace.word());
         let accept = "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json";
         trace.send(
@@ -535,7 +540,8 @@ fn registry_pulls() {
             trace.wait(50);
         }
         for layer in layers {
-            let outcome = super::RequestOutcome { sent_bytes: 0, received_bytes: 4_000_000 };
+            let outcome =
+                super::RequestOutcome { sent_bytes: 0, received_bytes: 4_000_000, unchanged: false };
             trace.shape.observe_outcome(layer, outcome, trace.now_ms, &Default::default(), &mut trace.found);
             trace.wait(900);
         }
