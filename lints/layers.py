@@ -33,6 +33,7 @@ PROXY = """
     policy
     budget
     inspect
+    quota
     credential
     report
     state_file

@@ -15,11 +15,12 @@ mod http;
 mod inspect;
 mod memory;
 pub mod policy;
+mod quota;
 pub mod report;
 mod self_test;
 mod state_file;
 
 pub use accept::detect;
-pub use budget::cost::limits_markdown;
 pub use credential::scrub;
 pub use http::{chunks, head};
+pub use quota::cost::limits_markdown;

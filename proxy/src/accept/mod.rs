@@ -29,14 +29,14 @@ use crate::accept::explicit::{ExplicitRequest, ReplyFormat};
 use crate::accept::inbound::{InboundConnection, reply_format};
 use crate::accept::leaf_certs::LeafCerts;
 use crate::budget::live::CutSignal;
-use crate::budget::quota::ConnectionSlot;
 use crate::egress::departure::{Departure, DepartureTerms};
 use crate::egress::shared::Shared;
 use crate::egress::stream::{PrefixedStream, StreamSocket};
 use crate::egress::tunnel::{self, TunnelContext, TunnelEnd};
 use crate::http::{ClientStream, HttpConnection, HttpEngine, RequestScope};
-use crate::inspect::{AttemptContent, inspect_refused};
+use crate::inspect::AttemptContent;
 use crate::memory::MemoryGuard;
+use crate::quota::ConnectionSlot;
 use crate::report::metrics;
 use crate::report::record;
 use crate::report::refusal::{self, BodyAudience, Refusal};
@@ -122,7 +122,7 @@ impl ConnectionHandler {
                 Box::pin(self.serve_plain(inbound, sandbox, scope, version)).await;
             }
             Err(refusal) => {
-                inspect_refused(&self.shared, &sandbox.id, inbound.host.iter(), &inbound.record).await;
+                self.shared.inspect_refused(&sandbox.id, inbound.host.iter(), &inbound.record).await;
                 Box::pin(inbound.refuse(&refusal)).await;
             }
         }

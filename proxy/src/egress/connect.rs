@@ -22,9 +22,9 @@ use rules::quota::Resource;
 use rules::{Reason, RuleSet};
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::budget::cost::{DIALLED_BYTES, MAX_WINDOW, MIN_WINDOW};
-use crate::budget::quota::{DialledUse, PortReservation, Quotas, Reservation};
 use crate::egress::dial::{self, DialRace};
+use crate::quota::cost::{DIALLED_BYTES, MAX_WINDOW, MIN_WINDOW};
+use crate::quota::{DialledUse, PortReservation, Quotas, Reservation};
 use crate::report::refusal::Refusal;
 
 /// A stream gets this part of the connection's window, so that a few streams that nobody reads do not block the others.

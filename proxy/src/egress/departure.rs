@@ -14,12 +14,13 @@ use rules::ids::CredentialName;
 use rules::{DialPermit, Permit, Reason, RuleSet};
 use tokio::net::TcpStream;
 
-use crate::budget::ledger::{Charges, Exhausted};
+use crate::budget::ledger::Charges;
 use crate::budget::live::{CutSignal, LiveEntry};
 use crate::egress::connect::DialledConnection;
 use crate::egress::dial::dial;
 use crate::egress::shared::Shared;
 use crate::inspect::{AttemptContent, Inspection, RequestHead};
+use crate::report::exhausted::Exhausted;
 use crate::report::metrics;
 use crate::report::record;
 use crate::report::refusal::Refusal;

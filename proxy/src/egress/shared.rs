@@ -6,25 +6,25 @@ use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use audit::Log;
+use audit::{Log, OpenRecord};
 use dns_filter::Resolver;
 use rules::budget::UsageKind;
 use rules::facts::ConnectTarget;
 use rules::ids::SandboxId;
 use rules::limits::TrafficLimits;
 use rules::treatment::{ConnectionTreatment, FirstBytes};
-use rules::{Decision, Facts, Permit, Reason, RuleSet, SandboxRef};
+use rules::{Decision, Facts, Host, Permit, Reason, RuleSet, SandboxRef};
 use sys::worker::Worker;
 
 use crate::budget::gates::Gates;
 use crate::budget::ledger::{Charges, Ledger};
 use crate::budget::live::LiveConnections;
-use crate::budget::quota::Quotas;
 use crate::credential::CredentialStore;
 use crate::egress::connect::CountedDialler;
 use crate::egress::dial::DialRace;
-use crate::inspect::Inspector;
+use crate::inspect::{Inspector, inspect_name};
 use crate::policy::grants::GrantStore;
+use crate::quota::Quotas;
 use crate::report::metrics;
 use crate::report::refusal::Refusal;
 
@@ -54,6 +54,21 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Searches the names of an attempt that no rule allows, and records what is found in them beside its refusal.
+    pub(crate) async fn inspect_refused<'a>(
+        &self,
+        sandbox: &SandboxId,
+        hosts: impl Iterator<Item = &'a Host>,
+        record: &OpenRecord,
+    ) {
+        let Some(state) = self.ledger.sandbox(sandbox) else { return };
+        for name in hosts.filter_map(Host::name) {
+            if let Some(inspected) = inspect_name(&self.inspector, &state.signals, name, None) {
+                drop(record.record_finding(&inspected.finding).await); // the refusal meets the same log
+            }
+        }
+    }
+
     /// Returns a dialler of a sandbox for the addresses of `race`, which reserves `window` bytes of memory while a connection is in use.
     pub(crate) fn dialler(&self, sandbox: &SandboxId, race: DialRace, window: u64) -> CountedDialler {
         CountedDialler {

@@ -16,11 +16,11 @@ use tokio::io::Interest;
 use tokio::task::coop::consume_budget;
 use tokio::time::timeout;
 
-use crate::budget::cost::STALLED_BYTES;
 use crate::budget::ledger::Charges;
 use crate::budget::live::CutSignal;
-use crate::budget::quota::Quotas;
 use crate::egress::stream::StreamSocket;
+use crate::quota::Quotas;
+use crate::quota::cost::STALLED_BYTES;
 use sys::splice::{Pipe, PipePool};
 
 /// Bytes copied at a time when no pipe is available.

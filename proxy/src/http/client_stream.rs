@@ -23,10 +23,10 @@ use tokio_rustls::server::TlsStream;
 
 use super::RequestMonitor;
 use super::frames::HeadClock;
-use crate::budget::cost::BLOCK_BYTES;
 use crate::egress::stream::{PrefixedStream, drain_ahead};
 use crate::http::chunks::ChunkValidator;
 use crate::http::head::BodyFraming;
+use crate::quota::cost::BLOCK_BYTES;
 
 /// Size of the write buffer, which lets the head and body of a small response leave in one write.
 const WRITE_BUFFER_BYTES: usize = 4096;

@@ -13,12 +13,12 @@ use rules::{Reason, RuleSet};
 use super::RequestMonitor;
 use super::outgoing::{BodyRest, Outgoing, OutgoingBody};
 use crate::budget::gates::Turn;
-use crate::budget::quota::{DialledUse, RequestQuota};
 use crate::credential::Credential;
 use crate::credential::scrub::ResponseScrubber;
 use crate::egress::connect::DialledConnection;
 use crate::egress::departure::Departure;
 use crate::egress::dial::DialRace;
+use crate::quota::{DialledUse, RequestQuota};
 use crate::report::record;
 use crate::report::refusal::Refusal;
 

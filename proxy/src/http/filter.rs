@@ -28,7 +28,6 @@ use super::request::{ParsedRequest, request_facts, request_record};
 use super::scrub_fields::{ScrubOutcome, scrub_response, scrub_trailers};
 use super::upgrade::is_websocket;
 use super::{PacedBody, RequestMonitor, RequestScope};
-use crate::budget::cost::{HELD_BYTES, SEARCH_BYTES};
 use crate::credential::scrub::ResponseScrubber;
 use crate::egress::connect::DialledConnection;
 use crate::egress::departure::{Departure, DepartureTerms};
@@ -37,8 +36,9 @@ use crate::egress::upstream::{
     UpstreamOptions, check_answer_fields, check_interim_answers, head_bytes, host_header, http_peer,
     refusal_from_error, request_bytes, response_bytes,
 };
-use crate::inspect::{AttemptContent, RequestHead, inspect_refused};
+use crate::inspect::{AttemptContent, RequestHead};
 use crate::memory::{self, GuardMode, MemoryGuard, MemoryRequest};
+use crate::quota::cost::{HELD_BYTES, SEARCH_BYTES};
 use crate::report::refusal::{self, BodyAudience, Refusal, RefusalResponse};
 use crate::report::{attempted, metrics, record};
 
@@ -116,7 +116,7 @@ impl RequestFilter {
             Err(refusal) => {
                 if let Facts::Request(request) = &facts {
                     let hosts = request.authorities.iter().map(|named| &named.host);
-                    inspect_refused(&self.shared, &sandbox.id, hosts, record).await;
+                    self.shared.inspect_refused(&sandbox.id, hosts, record).await;
                 }
                 return Err(refusal);
             }

@@ -29,7 +29,7 @@ use tokio::time::timeout;
 use super::client_stream::{ClientStream, PingoraStream};
 use super::frames::HeadClock;
 use super::{HttpConnection, HttpEngine, RequestMonitor};
-use crate::budget::cost::{HTTP2_STREAM_WINDOW, HTTP2_WINDOW, SEND_QUEUE_BYTES};
+use crate::quota::cost::{HTTP2_STREAM_WINDOW, HTTP2_WINDOW, SEND_QUEUE_BYTES};
 use crate::report::refusal::LINGER;
 
 impl HttpEngine {

@@ -21,8 +21,8 @@ use rules::signals::Signal;
 use rules::signals::bits::{PartialBlock, partial_block_price};
 use rules::signals::content::UndecidedTail;
 
-use crate::budget::cost::BLOCK_BYTES;
 use crate::inspect::{BodyInspector, OpenBlocks, SandboxSignals};
+use crate::quota::cost::BLOCK_BYTES;
 
 /// Bytes before each message: a flag and the length.
 const MESSAGE_HEADER: usize = 5;

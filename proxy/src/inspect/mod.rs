@@ -29,7 +29,7 @@ use rules::signals::{Signal, SignalMode};
 
 pub(crate) use body::BodyInspector;
 pub(crate) use head::RequestHead;
-pub(crate) use names::{QueryInspector, inspect_refused};
+pub(crate) use names::{QueryInspector, inspect_name};
 pub(crate) use scan_set::{CanaryStore, Inspector};
 pub(crate) use state::{PricedRequest, REMEMBERED_BYTES, SandboxSignals, SignalKeys};
 pub use trial::{KnownSignal, TriedBits, TriedComponent, TriedSignal, known_signals};

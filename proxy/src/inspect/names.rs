@@ -3,17 +3,14 @@
 
 use std::sync::{Arc, Weak};
 
-use audit::OpenRecord;
 use dns_filter::{InspectedName, NameInspector};
-use rules::ids::SandboxId;
 use rules::signals::settings::{SignalKind, SignalSettings};
 use rules::signals::{Signal, SignalMode};
-use rules::{DomainName, Host, Permit, SandboxRef};
+use rules::{DomainName, Permit, SandboxRef};
 
 use super::scan_set::{AttemptMatchers, Inspector};
 use super::state::SandboxSignals;
 use super::{findings, head, now_ms};
-use crate::egress::shared::Shared;
 use crate::report::metrics;
 
 /// Finds the memory of a sandbox.
@@ -42,23 +39,8 @@ impl NameInspector for QueryInspector {
     }
 }
 
-/// Searches the names of an attempt that no rule allows, and records what is found in them beside its refusal.
-pub(crate) async fn inspect_refused<'a>(
-    shared: &Shared,
-    sandbox: &SandboxId,
-    hosts: impl Iterator<Item = &'a Host>,
-    record: &OpenRecord,
-) {
-    let Some(state) = shared.ledger.sandbox(sandbox) else { return };
-    for name in hosts.filter_map(Host::name) {
-        if let Some(inspected) = inspect_name(&shared.inspector, &state.signals, name, None) {
-            drop(record.record_finding(&inspected.finding).await); // the refusal meets the same log
-        }
-    }
-}
-
 /// Searches a name; `permit` is that of an allowed one. Returns the worst of what is found.
-fn inspect_name(
+pub(crate) fn inspect_name(
     inspector: &Inspector,
     signals: &Arc<SandboxSignals>,
     name: &DomainName,

@@ -30,8 +30,8 @@ use sys::file::{self, Mode};
 use tokio::sync::Semaphore;
 
 use super::turns::OpenBlockCount;
-use crate::budget::cost::{FLOW_BYTES, PRICES_BYTES, SHAPE_BYTES};
-use crate::budget::quota::{Quotas, Reservation};
+use crate::quota::cost::{FLOW_BYTES, PRICES_BYTES, SHAPE_BYTES};
+use crate::quota::{Quotas, Reservation};
 use crate::state_file::{Durability, read_state, write_atomic};
 
 /// The directory of these files, inside the log directory.

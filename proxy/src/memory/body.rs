@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::json::{self, JsonValue};
 use super::profile::ProfileRoute;
 use super::{MemoryRequest, form};
-use crate::budget::quota::ReservedBuffer;
+use crate::quota::ReservedBuffer;
 use crate::report::refusal::{LINGER, Refusal};
 
 /// Limit of the bytes that are drained.

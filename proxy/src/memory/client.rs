@@ -22,7 +22,6 @@ use rules::Reason;
 use rules::limits::TrafficLimits;
 use tokio::time::timeout;
 
-use crate::budget::quota::{Reservation, ReservedBuffer};
 use crate::egress::connect::DialledConnection;
 use crate::egress::departure::Departure;
 use crate::egress::dial::DialRace;
@@ -30,6 +29,7 @@ use crate::egress::roots::UpstreamRoots;
 use crate::egress::upstream::{
     check_answer_fields, check_interim_answers, refusal_from_error, request_bytes, response_bytes,
 };
+use crate::quota::{Reservation, ReservedBuffer};
 use crate::report::metrics;
 use crate::report::refusal::Refusal;
 

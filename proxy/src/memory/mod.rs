@@ -51,15 +51,15 @@ use sys::worker::Worker;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::budget::cost::LARGE_DOCUMENT;
 use crate::budget::live::{CutSignal, LiveConnections};
-use crate::budget::quota::Reservation;
 use crate::egress::departure::{Departure, DepartureTerms};
 use crate::egress::dial::DialRace;
 use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::{self, Shared};
 use crate::egress::upstream::{UpstreamOptions, host_header, http_peer, request_bytes};
 use crate::inspect::{AttemptContent, RequestHead};
+use crate::quota::Reservation;
+use crate::quota::cost::LARGE_DOCUMENT;
 use crate::report::refusal::Refusal;
 use body::{drain_body, parse_body, read_body};
 use client::{MemoryClient, MemoryResponse, RetryPolicy, ServiceRequest};

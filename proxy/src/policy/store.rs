@@ -35,12 +35,12 @@ use tokio::time::sleep;
 
 use crate::budget::ledger::Ledger;
 use crate::budget::live::{LiveConnection, LiveConnections};
-use crate::budget::quota::Quotas;
 use crate::policy::grants::{self, ActiveGrant, GrantRequest, GrantStore};
 use crate::policy::identities::{AssignedIdentity, IdentityStore};
 use crate::policy::settings::{AppliedSettings, InstanceSettings, PreparedSettings};
 use crate::policy::source::PolicySource;
 use crate::policy::watch::FileWatcher;
+use crate::quota::Quotas;
 use crate::report::diagnostics::render_plain;
 use crate::report::metrics;
 use crate::report::record;

@@ -2,6 +2,7 @@
 
 pub(crate) mod attempted;
 pub mod diagnostics;
+pub(crate) mod exhausted;
 pub(crate) mod log_settings;
 pub(crate) mod metrics;
 pub(crate) mod record;

@@ -4,14 +4,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rules::budget::{BudgetKind, Budgets, UsageKind};
-use rules::{Permit, Reason, RuleRef};
+use rules::{Permit, RuleRef};
 use sys::worker::Worker;
 use tokio::time::{Instant, timeout_at};
 
 use super::account::{BudgetLine, BudgetOwner, ChargeError};
 use super::ledger_time;
 use super::sandbox::SandboxState;
-use crate::report::refusal::Refusal;
+use crate::report::exhausted::Exhausted;
 
 /// Largest lease in bytes: small beside any useful budget, large enough that locking the account does not matter.
 pub(super) const MAX_LEASE: u64 = 256 << 10;
@@ -38,19 +38,6 @@ pub(crate) struct ByteLease {
     at: u64,
     /// The budgets it was charged to: a reload may change them before the refund.
     lines: Arc<[BudgetLine]>,
-}
-
-/// Which budget is exhausted, and when it refills.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Exhausted {
-    Budget {
-        budget: BudgetKind,
-        limit: u64,
-        rule: Option<Arc<str>>,
-        refills: Option<Duration>,
-    },
-    /// The account file cannot be written, so nothing may be used.
-    Unkept,
 }
 
 impl Charges {
@@ -162,41 +149,10 @@ impl Drop for Charges {
     }
 }
 
-impl Exhausted {
-    /// Returns the reason for cutting an open connection.
-    pub(crate) fn reason(&self) -> Reason {
-        match self {
-            Exhausted::Budget { .. } => Reason::BudgetSpent,
-            Exhausted::Unkept => Reason::BudgetUnkept,
-        }
-    }
-
-    /// The sandbox's `connections` budget is reached.
-    pub(crate) fn connections(limit: u64) -> Self {
-        Exhausted::Budget { budget: BudgetKind::Connections, limit, rule: None, refills: None }
-    }
-}
-
-impl From<Exhausted> for Refusal {
-    fn from(spent: Exhausted) -> Self {
-        let Exhausted::Budget { budget, limit, rule, refills } = spent else {
-            return Reason::BudgetUnkept.into();
-        };
-        let owner = rule.map_or_else(|| "of the sandbox".to_owned(), |rule| format!("of rule {rule}"));
-        let refills = match refills {
-            Some(time) => format!("it refills in {} s", time.as_secs().max(1)),
-            None if budget == BudgetKind::Connections => "close one first".to_owned(),
-            None => "it does not refill".to_owned(),
-        };
-        Refusal::from(Reason::BudgetSpent)
-            .with_detail(format!("{budget} = {limit} {owner} is used up; {refills}"))
-    }
-}
-
 /// Returns the budgets that an attempt is charged to.
 ///
 /// Three budgets are enforced elsewhere: DNS bits by the DNS filter, a sandbox's connections by
-/// [`Quotas`](crate::budget::quota::Quotas), and its lifetime by the rules.
+/// [`Quotas`](crate::quota::Quotas), and its lifetime by the rules.
 fn budget_lines(permit: &Permit) -> Arc<[BudgetLine]> {
     let here = |budgets: Budgets, purse: BudgetOwner| {
         budgets.limits().filter_map(move |(budget, limit)| {

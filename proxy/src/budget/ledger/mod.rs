@@ -32,10 +32,11 @@ use sys::worker::Worker;
 use tokio::time::{Instant, timeout};
 
 use self::account::{BudgetLine, BudgetOwner, SandboxAccount};
-pub(crate) use self::charges::{Charges, Exhausted};
+pub(crate) use self::charges::Charges;
 use self::sandbox::SandboxState;
-use crate::budget::quota::Quotas;
 use crate::inspect::{SandboxSignals, SignalKeys};
+use crate::quota::Quotas;
+use crate::report::exhausted::Exhausted;
 
 /// Directory of the account files, inside the log directory.
 const BUDGETS_DIR: &str = "budgets";

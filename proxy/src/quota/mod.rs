@@ -3,8 +3,10 @@
 //! Everything a sandbox can make the gateway hold is taken from here first, and given back when its [`Reservation`]
 //! drops. [`rules::share`] decides whether there is room: a sandbox always gets its share, whatever the others do.
 //!
-//! Memory is reserved by what an object can hold at worst, not by what it holds now: [`cost`](super::cost) adds up the
+//! Memory is reserved by what an object can hold at worst, not by what it holds now: [`cost`] adds up the
 //! windows, queues and buffers that the code configures.
+
+pub(crate) mod cost;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -20,11 +22,11 @@ use rules::share::{ShareExhausted, ShareTerms, SharedTotal};
 use rules::{Reason, RuleSet};
 use serde_json::{Value, json};
 
-use crate::budget::cost::{
+use self::cost::{
     CONNECTION_BYTES, DOWNLOAD_BYTES, DOWNLOAD_SHARE, HEAD_COPIES, INSPECTION_SHARE, MIN_WINDOW,
     PIPE_DESCRIPTORS, REQUEST_BYTES, STALLED_SHARE, UPLOAD_BYTES, WINDOW_PART, WINDOWS_PER_SHARE,
 };
-use crate::budget::ledger::Exhausted;
+use crate::report::exhausted::Exhausted;
 use crate::report::metrics;
 use crate::report::refusal::Refusal;
 
