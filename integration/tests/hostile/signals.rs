@@ -3,6 +3,7 @@
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -314,28 +315,29 @@ fn unusual_forms_are_flagged_and_denied() {
     }
 }
 
-/// What adds up over requests, wherever it stands, is a matter of `body`.
+/// What only the outcome of requests shows is denied by refusing those that follow.
 #[test]
-fn what_adds_up_over_requests_is_denied_by_the_key_of_bodies() {
-    let cookie = |at: u32| -> String {
-        (0..64).map(|digit| char::from(b'a' + ((at * 7 + digit * digit + digit * at) % 26) as u8)).collect()
+fn requests_at_one_interval_are_denied_by_the_key_of_bodies() {
+    let settings = |body: &str| {
+        format!(
+            "[signals]\nheaders = \"off\"\nurl = \"off\"\nbody = \"{body}\"\n[signals.thresholds]\nbeacon_requests = 2\n"
+        )
     };
-    let settings = |body: &str| format!("[signals]\nheaders = \"off\"\nurl = \"off\"\nbody = \"{body}\"\n");
     let off = SignalScene::start("", &settings("off"));
-    assert!(
-        (0..40).all(|at| off.post("/same", &format!("Cookie: c={}\r\n", cookie(at)), b"x").status == 200)
-    );
     let scene = SignalScene::start("", &settings("deny"));
-    let answers = (0..40).map(|at| (at, scene.post("/same", &format!("Cookie: c={}\r\n", cookie(at)), b"x")));
-    let (at, refused) = answers.into_iter().find(|(_, answer)| answer.status != 200).expect("it adds up");
-    scene.world.assert_refused("new cookies", &refused, 403, "signal_denied");
-    let (attempt, last) = (refused.field("sandbar-record").unwrap(), cookie(at));
-    scene.world.wait_for_record(0, "the finding names the attempt", |record| {
-        record["finding_info"]["types"][0] == "drip"
-            && record["finding_info"]["related_events"][0]["uid"] == *attempt
+    let news = |at: usize| format!("X-News: news-{:05}\r\n", at * at * 7_919 % 99_991);
+    let refused = (0..25).find_map(|at| {
+        assert_eq!(off.post("/same", &news(at), b"x").status, 200);
+        let answer = scene.post("/same", &news(at), b"x");
+        std::thread::sleep(Duration::from_millis(1_200)); // the pace of the client
+        (answer.status != 200).then_some((at, answer))
     });
-    assert_eq!(scene.origin.requests().len(), at as usize, "the refused request did not leave");
-    assert!(!contains(&scene.arrived(), last.as_bytes()));
+    let (at, refused) = refused.expect("requests at one interval are found");
+    scene.world.assert_refused("a beacon", &refused, 403, "signal_denied");
+    scene.world.wait_for_record(0, "the finding", |record| record["finding_info"]["types"][0] == "beacon");
+    assert_eq!(scene.origin.requests().len(), at, "the refused request did not leave");
+    assert!(!contains(&scene.arrived(), news(at).trim_end().as_bytes()));
+    assert_eq!(off.findings(0), []);
 }
 
 #[test]
