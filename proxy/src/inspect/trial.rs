@@ -184,10 +184,8 @@ pub fn known_signals() -> Vec<KnownSignal> {
 fn known_signal(code: SignalCode) -> KnownSignal {
     // One place for each key that a place can decide by; for most signals the place does not matter. Of these, bodies
     // have one alone.
-    let first = match code {
-        SignalCode::ContentUnsearched => SignalPlace::Body,
-        _ => SignalPlace::Attempt,
-    };
+    let of_bodies = code == SignalCode::ContentUnsearched;
+    let first = if of_bodies { SignalPlace::Body } else { SignalPlace::Attempt };
     let places = [first, SignalPlace::Field(String::new()), SignalPlace::Path];
     let mut kinds: Vec<SignalKind> = places.iter().filter_map(|place| SignalKind::of(code, place)).collect();
     kinds.dedup();
