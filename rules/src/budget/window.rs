@@ -1,6 +1,6 @@
 //! A sliding window: the limit holds for any hour, not just for each hour of the clock.
 //!
-//! Exact sliding windows would store a timestamp per charge. This one divides the window into [`WINDOW_PARTS`] parts
+//! Exact sliding windows would store a timestamp per charge. This one divides the window into `WINDOW_PARTS` parts
 //! and stores the usage per part, so its size is bounded whatever a sandbox does. A part expires as a whole, once all
 //! of it is older than the window. So usage may count for up to one part too long (a minute, for an hourly budget),
 //! and never too short: the limit is a limit for every interval of that length.

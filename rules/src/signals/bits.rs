@@ -4,7 +4,7 @@
 //! The code, in order:
 //!
 //! 1. A mark with four values: the next request; the same after a memory was lost or began; a partial block of an open
-//!    body, which [`block`] codes; the end. The last three cost 8 bits each, the first log2(256/253).
+//!    body, which `block` codes; the end. The last three cost 8 bits each, the first log2(256/253).
 //! 2. The request as a whole, if it is an exact repeat of a known one: the choice among the known.
 //! 3. Otherwise, after the escape of step 2, its components in order: method, number of segments, segments, names in
 //!    the query, their values, names of the fields, their values, and within a `cookie` field its names and values. Each
