@@ -91,7 +91,7 @@ name = "uninspected"
 hosts = ["b.example:8080"]
 resolves_to = ["127.0.0.0/8"]
 inspect = false
-signals = { secrets = "off", canaries = "off", memory_flow = "off", headers = "off", url = "off", body = "off" }
+signals = { secrets = "off", memory_flow = "off", headers = "off", url = "off", body = "off" }
 [[allow]]
 name = "bytes"
 hosts = ["a.example"]
