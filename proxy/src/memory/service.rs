@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use super::profile::MemoryProfile;
 use crate::credential::scrub::EchoPatterns;
-use crate::credential::{Credential, CredentialStore};
+use crate::credential::{CredentialStore, CredentialValue};
 use crate::report::refusal::Refusal;
 
 /// Detail of the refusal when a key, principal or token does not fit into a header field.
@@ -115,7 +115,7 @@ impl ServiceEndpoint {
     pub(super) fn current_key(
         &self,
         credentials: &CredentialStore,
-    ) -> Result<Option<Arc<Credential>>, Refusal> {
+    ) -> Result<Option<Arc<CredentialValue>>, Refusal> {
         self.credential().map(|name| credentials.current(name)).transpose()
     }
 
@@ -149,16 +149,16 @@ impl ServiceEndpoint {
 pub(super) struct CallSubject<'a> {
     pub(super) sandbox: &'a SandboxRef,
     pub(super) banks: &'a [BankId],
-    pub(super) key: Option<&'a Credential>,
+    pub(super) key: Option<&'a CredentialValue>,
 }
 
 /// The secrets of a request that its answer must not contain: the service's key and the signature of the token.
 /// Without its signature the rest of a token is harmless.
-pub(super) fn secret_patterns(head: &RequestHeader, key: Option<&Credential>) -> Vec<Arc<EchoPatterns>> {
+pub(super) fn secret_patterns(head: &RequestHeader, key: Option<&CredentialValue>) -> Vec<Arc<EchoPatterns>> {
     let token = head.headers.get(AUTHORIZATION).and_then(|bearer| bearer.to_str().ok());
     let signature = token.and_then(|token| token.rsplit('.').next());
     let signature = signature.map(|signature| Arc::new(EchoPatterns::new(signature)));
-    key.map(Credential::echoes).into_iter().chain(signature).collect()
+    key.map(CredentialValue::echoes).into_iter().chain(signature).collect()
 }
 
 fn sensitive_value(text: &str) -> Result<HeaderValue, Refusal> {
