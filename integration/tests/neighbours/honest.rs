@@ -15,7 +15,7 @@ use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use crate::scene::{DEADLINE, DNS, Network, PROXY, Setup};
 
 /// An honest client gives up after this.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What B does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -213,7 +213,7 @@ impl Worker {
     fn resolve(&self, name: &str) -> io::Result<()> {
         let socket = UdpSocket::bind(self.network.next_address())?;
         socket.connect(DNS)?;
-        socket.set_read_timeout(Some(PATIENCE / 3))?;
+        socket.set_read_timeout(Some(PATIENCE / 6))?;
         let mut answer = [0; 1500];
         let mut ask = || socket.send(&dns_query(7, name)).and_then(|_| socket.recv(&mut answer));
         let length = ask().or_else(|_| ask()).or_else(|_| ask())?;

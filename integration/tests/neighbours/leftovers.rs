@@ -12,7 +12,7 @@ const GENERATIONS: usize = 6;
 /// What replaced sandboxes may add to the memory, all together: far below the 240 KB that each once left behind.
 const LEFT_BEHIND: u64 = 40 << 20;
 /// How long memory may take to return to the system.
-const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(20);
+const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(60);
 /// What a burst may leave behind then.
 const AFTER_BURST: u64 = 48 << 20;
 
