@@ -77,8 +77,6 @@ pub(super) fn handshake(
     host: &str,
 ) -> Result<ProbeResponse, HandshakeFailure> {
     let failed = |error: std::io::Error| HandshakeFailure::Failed(error.to_string());
-    let mut socket = TcpStream::connect_timeout(&to, CONNECT_TIMEOUT).map_err(failed)?;
-    socket.set_read_timeout(Some(CONNECT_TIMEOUT)).map_err(failed)?;
     let config = ClientConfig::builder_with_provider(certs::crypto_provider())
         .with_safe_default_protocol_versions()
         .map_err(|error| HandshakeFailure::Failed(error.to_string()))?
@@ -87,6 +85,9 @@ pub(super) fn handshake(
         .with_no_client_auth();
     let mut tls = ClientConnection::new(Arc::new(config), name)
         .map_err(|error| HandshakeFailure::Failed(error.to_string()))?;
+    // Only now: a client that says nothing for a moment is taken for one that waits for the server to speak first.
+    let mut socket = TcpStream::connect_timeout(&to, CONNECT_TIMEOUT).map_err(failed)?;
+    socket.set_read_timeout(Some(CONNECT_TIMEOUT)).map_err(failed)?;
     let mut stream = Stream::new(&mut tls, &mut socket);
     stream
         .write_all(probe_request(host).as_bytes())
