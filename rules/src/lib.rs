@@ -6,7 +6,6 @@
 mod admit;
 pub mod budget;
 pub mod configuration;
-pub mod credential;
 mod decide;
 pub mod decision;
 pub mod diff;
