@@ -4,6 +4,7 @@
 
 pub mod clock;
 pub mod datagrams;
+pub mod environment;
 pub mod fd;
 pub mod file;
 pub mod machine;
