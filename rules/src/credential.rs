@@ -91,7 +91,36 @@ impl CredentialSource {
     }
 }
 
+impl CredentialSource {
+    /// Returns the variables of Sandbar's own environment that the value is made from.
+    pub fn variables(&self) -> Vec<&str> {
+        match self {
+            CredentialSource::Env(variable) => vec![variable],
+            CredentialSource::OAuth2(source) => {
+                source.client_secret.as_ref().and_then(SourceSecret::variable).into_iter().collect()
+            }
+            CredentialSource::Aws(AwsSource::Keys { id, secret, session_token }) => {
+                let secrets = [Some(id), Some(secret), session_token.as_ref()];
+                secrets.into_iter().flatten().filter_map(SourceSecret::variable).collect()
+            }
+            CredentialSource::Aws(AwsSource::Profile { .. } | AwsSource::WebIdentity { .. })
+            | CredentialSource::Command(_)
+            | CredentialSource::File(_)
+            | CredentialSource::GitHubApp(_)
+            | CredentialSource::Google(_)
+            | CredentialSource::Spiffe(_) => Vec::new(),
+        }
+    }
+}
+
 impl SourceSecret {
+    fn variable(&self) -> Option<&str> {
+        match self {
+            SourceSecret::Env(variable) => Some(variable),
+            SourceSecret::File(_) => None,
+        }
+    }
+
     fn file(&self) -> Option<&str> {
         match self {
             SourceSecret::File(file) => Some(file),
