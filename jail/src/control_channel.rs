@@ -47,6 +47,8 @@ pub(super) enum JailRequest {
     Cover(Vec<PathBuf>),
     /// Run the command. `trust` has the files that make its tools trust the proxy: name, and content in base64.
     Go { trust: Vec<(String, String)> },
+    /// Cover these credentials, which are not covered any more.
+    Hide(Vec<PathBuf>),
     /// Continue a stopped command, in the foreground or background of the terminal.
     Resume { foreground: bool },
     /// Send the command a signal.

@@ -7,10 +7,11 @@
 //! that leads to them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::credential_files::{home_credentials, system_credentials};
 use super::paths::{MountTable, find_symlinks};
 
 /// Directories that are new and empty inside. Outside they hold sockets of daemons, agents and displays, and files
@@ -20,23 +21,6 @@ const FRESH_DIRS: &[&str] = &["/run", "/tmp", "/var/run", "/var/tmp"];
 const SYSTEM_DIRS: &[&str] = &[
     "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/nix", "/opt", "/proc", "/sbin",
     "/snap", "/sys", "/usr",
-];
-/// Credentials in the home directory, which are hidden.
-const CREDENTIAL_PATHS: &[&str] = &[
-    ".aws",
-    ".azure",
-    ".config/gcloud",
-    ".config/gh",
-    ".config/sandbar",
-    ".docker",
-    ".git-credentials",
-    ".gnupg",
-    ".kube",
-    ".local/share/keyrings",
-    ".netrc",
-    ".password-store",
-    ".pki",
-    ".ssh",
 ];
 /// Files in the home directory that programs outside run or obey, which are read-only.
 const STARTUP_FILES: &[&str] = &[
@@ -69,45 +53,12 @@ const STARTUP_FILES: &[&str] = &[
     ".zshenv",
     ".zshrc",
 ];
-/// Environment variables that name sockets, or proxies that are unreachable from inside.
-const DROPPED_VARIABLES: &[&str] = &[
-    "ALL_PROXY",
-    "CONTAINERD_ADDRESS",
-    "CONTAINER_HOST",
-    "DBUS_SESSION_BUS_ADDRESS",
-    "DBUS_SYSTEM_BUS_ADDRESS",
-    "DISPLAY",
-    "DOCKER_HOST",
-    "FTP_PROXY",
-    "GNOME_KEYRING_CONTROL",
-    "GPG_AGENT_INFO",
-    "HTTPS_PROXY",
-    "HTTP_PROXY",
-    "I3SOCK",
-    "KITTY_LISTEN_ON",
-    "LISTEN_FDNAMES",
-    "LISTEN_FDS",
-    "LISTEN_PID",
-    "NOTIFY_SOCKET",
-    "NO_PROXY",
-    "PULSE_SERVER",
-    "SSH_AGENT_PID",
-    "SSH_AUTH_SOCK",
-    "STY",
-    "SWAYSOCK",
-    "TMPDIR",
-    "TMUX",
-    "TMUX_PANE",
-    "VSCODE_GIT_IPC_HANDLE",
-    "VSCODE_IPC_HOOK_CLI",
-    "WAYLAND_DISPLAY",
-    "WAYLAND_SOCKET",
-    "XAUTHORITY",
-];
 
 /// What init mounts at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MountAction {
+    /// In place of a credential: an empty directory or file that the command may write, in memory.
+    Blank,
     /// An empty directory or file over the original.
     Hide,
     /// A new directory, empty and writable.
@@ -118,6 +69,16 @@ pub(super) enum MountAction {
     ReadOnly,
     /// The original, writable where the caller can write.
     Writable,
+}
+
+impl MountAction {
+    /// Whether what is at the path is not to be seen inside.
+    fn hides(&self) -> bool {
+        match self {
+            MountAction::Blank | MountAction::Hide => true,
+            MountAction::Fresh | MountAction::Link | MountAction::ReadOnly | MountAction::Writable => false,
+        }
+    }
 }
 
 /// What the caller of `sandbar run` asks for.
@@ -134,6 +95,8 @@ pub struct ViewOptions {
     pub visible: Vec<PathBuf>,
     /// Directories and files of Sandbar, which are hidden.
     pub hidden: Vec<PathBuf>,
+    /// Credentials at other places than the usual ones.
+    pub credentials: Vec<PathBuf>,
     /// CA certificates that the proxy trusts. They are read-only inside where possible.
     pub trusted: Vec<PathBuf>,
     /// Policy files and directories, and the lists they name.
@@ -201,16 +164,23 @@ impl FilesystemView {
         for path in in_home(STARTUP_FILES) {
             view.protect(&path, MountAction::ReadOnly);
         }
-        for path in in_home(CREDENTIAL_PATHS) {
-            view.protect(&path, MountAction::Hide);
-        }
         view.make_cwd_writable(&cwd); // a working directory inside one of those is intended
+        let usual = homes.iter().flat_map(|home| home_credentials(home)).chain(system_credentials());
+        for path in usual.chain(options.credentials.iter().cloned()) {
+            view.protect(&path, MountAction::Blank);
+        }
         // Explicit options override the defaults above.
         for path in &visible {
             view.set(Some(path.clone()), MountAction::ReadOnly);
         }
         for path in options.writable.iter().filter_map(real) {
             view.set(Some(path), MountAction::Writable);
+        }
+        if view.action_for(&cwd) == Some(&MountAction::Blank) {
+            let shown = cwd.display();
+            anyhow::bail!(
+                "{shown} is hidden because it holds credentials: run the command from another directory, or give it with --writable {shown}"
+            );
         }
         if let Ok(sandbar) = std::env::current_exe() {
             view.protect(&sandbar, MountAction::ReadOnly);
@@ -229,6 +199,12 @@ impl FilesystemView {
         let aliases: Vec<PathBuf> = sockets.iter().flat_map(|path| mounts.aliases(path)).collect();
         let sockets = sockets.into_iter().chain(aliases).collect();
         Ok(FilesystemView { cwd, changes: view.0, sockets, exposed })
+    }
+
+    /// Returns a watcher for what is hidden.
+    pub fn watch_hidden(&self) -> HiddenFileWatcher {
+        let hidden = self.changes.iter().filter(|(_, action)| *action == MountAction::Blank);
+        HiddenFileWatcher(hidden.map(|(path, _)| (path.clone(), identity(path))).collect())
     }
 
     /// Returns whether the command can write at a real path, as far as the caller can.
@@ -293,10 +269,14 @@ impl MountPlan {
 
     /// Hides every other path that leads to a hidden file through another mount of its file system.
     fn hide_aliases(&mut self, mounts: &MountTable) {
-        let hidden = self.0.iter().filter(|(_, action)| *action == MountAction::Hide);
-        let aliases: Vec<PathBuf> = hidden.flat_map(|(path, _)| mounts.aliases(path)).collect();
-        for path in aliases {
-            self.protect(&path, MountAction::Hide);
+        let hidden = self.0.iter().filter(|(_, action)| action.hides());
+        let alias = |(path, action): &(PathBuf, MountAction)| {
+            let action = action.clone();
+            mounts.aliases(path).into_iter().map(move |path| (path, action.clone()))
+        };
+        let aliases: Vec<(PathBuf, MountAction)> = hidden.flat_map(alias).collect();
+        for (path, action) in aliases {
+            self.protect(&path, action);
         }
     }
 
@@ -322,8 +302,13 @@ impl MountPlan {
             let Some(dir) = dir.map(Path::to_owned) else { continue };
             match self.action_for(&policy) {
                 None
-                | Some(MountAction::Fresh | MountAction::Hide | MountAction::Link | MountAction::ReadOnly) => {
-                }
+                | Some(
+                    MountAction::Blank
+                    | MountAction::Fresh
+                    | MountAction::Hide
+                    | MountAction::Link
+                    | MountAction::ReadOnly,
+                ) => {}
                 Some(MountAction::Writable) => {
                     let worked_in = self
                         .0
@@ -357,6 +342,33 @@ impl MountPlan {
             self.set(Some(ancestor), MountAction::Writable);
         }
     }
+}
+
+/// Detects credentials that a program outside has replaced: renaming a file over another takes away what is mounted
+/// there, in every mount namespace. Runs in the proxy, while the command runs.
+#[derive(Debug)]
+pub struct HiddenFileWatcher(Vec<(PathBuf, Option<FileIdentity>)>);
+
+/// Device and inode.
+type FileIdentity = (u64, u64);
+
+impl HiddenFileWatcher {
+    /// Returns the paths that lead to another file than at the last call.
+    pub fn poll_replaced(&mut self) -> Vec<PathBuf> {
+        let mut replaced = Vec::new();
+        for (path, known) in &mut self.0 {
+            let now = identity(path);
+            if now.is_some() && now != *known {
+                replaced.push(path.clone());
+            }
+            *known = now;
+        }
+        replaced
+    }
+}
+
+fn identity(path: &Path) -> Option<FileIdentity> {
+    fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// Returns the unix sockets that have a path, in every network namespace that the caller can read. Abstract sockets
@@ -446,38 +458,11 @@ fn resolve_relative_socket(inode: &str, name: &str) -> Vec<PathBuf> {
     holders.filter_map(|process| Some(fs::read_link(process.join("cwd")).ok()?.join(name))).collect()
 }
 
-/// Returns the environment of the command: `given` without variables that lead out of the jail, and `added`.
-pub fn command_environment(
-    given: impl Iterator<Item = (OsString, OsString)>,
-    added: Vec<(String, String)>,
-) -> Vec<(OsString, OsString)> {
-    let leads_out = |name: &OsString| {
-        let name = name.to_string_lossy().to_ascii_uppercase();
-        DROPPED_VARIABLES.contains(&name.as_str()) || name.starts_with("SANDBAR")
-    };
-    let mut environment: Vec<_> = given.filter(|(name, _)| !leads_out(name)).collect();
-    for (name, value) in added {
-        environment.retain(|(known, _)| *known != *name);
-        environment.push((name.into(), value.into()));
-    }
-    environment
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-
-    #[test]
-    fn variables_that_lead_out_are_dropped() {
-        let given = [("PATH", "/bin"), ("SSH_AUTH_SOCK", "/x"), ("https_proxy", "http://p"), ("A", "1")];
-        let given = given.iter().map(|(name, value)| (name.into(), value.into()));
-        let environment = command_environment(given, vec![("A".to_owned(), "2".to_owned())]);
-        let wanted: Vec<(OsString, OsString)> =
-            vec![("PATH".into(), "/bin".into()), ("A".into(), "2".into())];
-        assert_eq!(environment, wanted);
-    }
 
     /// Creates a home directory with a few files, outside the directories that are new in a jail.
     fn make_home() -> (tempfile::TempDir, PathBuf) {
@@ -512,9 +497,9 @@ mod tests {
             ("work", Some(MountAction::Writable)),
             ("other/file", Some(MountAction::Writable)),
             (".bashrc", Some(MountAction::ReadOnly)),
-            (".config/gh", Some(MountAction::Hide)),
+            (".config/gh", Some(MountAction::Blank)),
             (".config/other", Some(MountAction::Writable)),
-            (".ssh/id", Some(MountAction::Hide)),
+            (".ssh/id", Some(MountAction::Blank)),
             (".zshrc", Some(MountAction::Link)),
             ("dots/zshrc", Some(MountAction::ReadOnly)),
             ("dots/other", Some(MountAction::Writable)),
@@ -546,8 +531,8 @@ mod tests {
             });
             let changes = MountPlan(view.unwrap().changes);
             for (path, wanted) in [
-                (".ssh/id", Some(MountAction::Hide)),
-                (".config/gh", Some(MountAction::Hide)),
+                (".ssh/id", Some(MountAction::Blank)),
+                (".config/gh", Some(MountAction::Blank)),
                 ("work/file", Some(MountAction::Writable)),
             ] {
                 assert_eq!(changes.action_for(&account.join(path)), wanted.as_ref(), "{path}");
@@ -624,7 +609,7 @@ mod tests {
 
     #[test]
     fn lists_are_sorted_without_duplicates() {
-        for list in [CREDENTIAL_PATHS, STARTUP_FILES, DROPPED_VARIABLES, FRESH_DIRS, SYSTEM_DIRS] {
+        for list in [STARTUP_FILES, FRESH_DIRS, SYSTEM_DIRS] {
             assert!(list.is_sorted_by(|one, other| one < other), "{list:?}");
         }
     }

@@ -261,6 +261,9 @@ fn handle_request(request: &JailRequest, command: Pid, place: JobPlacement) {
             mounts::hide_socket(socket).unwrap_or_default(); // it may be gone again
         }),
         JailRequest::Go { .. } => {}
+        JailRequest::Hide(paths) => paths.iter().for_each(|path| {
+            mounts::hide_path(path).unwrap_or_default(); // it may be gone again
+        }),
         JailRequest::Resume { foreground } => {
             if *foreground {
                 drop(child::take_terminal(command));

@@ -28,7 +28,8 @@
 //! | shared memory, semaphores, message queues | its own IPC namespace; `/dev/shm` is new | `namespaces`, `mounts` |
 //! | policies, lists | read-only; read once where that is impossible | `filesystem_view` |
 //! | log, state, keys of Sandbar | hidden; the authority's key exists only in the proxy's memory, which is not dumpable | `filesystem_view` |
-//! | credentials in the home directory | hidden | `filesystem_view` |
+//! | credentials in home directories, and of the machine | hidden, within about 50 ms if replaced later | `credential_files`, `mounts` |
+//! | credentials in the environment | removed | `environment` |
 //! | moving hidden or read-only paths away in a new mount namespace | no more mount namespaces | `namespaces` |
 //! | the caller's cgroup | no more cgroup namespaces, `/sys` read-only | `namespaces`, `mounts` |
 //! | files that the caller's programs run or obey later | read-only, as is everything except home and working directory | `filesystem_view`, `mounts` |
@@ -42,6 +43,8 @@
 
 mod child;
 mod control_channel;
+mod credential_files;
+mod environment;
 mod filesystem_view;
 mod firewall;
 mod init;
@@ -67,7 +70,11 @@ use nix::unistd::Pid;
 pub use child::{CommandSpec, JobPlacement};
 pub use control_channel::CommandExit;
 use control_channel::{JailReport, JailRequest};
-pub use filesystem_view::{FilesystemView, UnixSocketWatcher, ViewOptions, command_environment};
+pub use credential_files::{HOME_CREDENTIALS, SYSTEM_CREDENTIALS, home_credentials, relocated_credentials};
+pub use environment::{command_environment, is_credential_variable};
+pub use filesystem_view::{
+    FilesystemView, HiddenFileWatcher, PolicyExposure, UnixSocketWatcher, ViewOptions,
+};
 pub use init::{JailPlan, terminal_device};
 pub use mounts::{TRUST_DIR, runtime_dir};
 pub use namespaces::blocking_setting;
@@ -204,6 +211,11 @@ impl Jail {
     /// proxy.
     pub fn hide_sockets(&self, sockets: Vec<PathBuf>) {
         drop(control_channel::send(&self.channel, &JailRequest::Cover(sockets)));
+    }
+
+    /// Asks init to hide these credentials again, which were replaced since the start. Runs in the proxy.
+    pub fn hide_credentials(&self, paths: Vec<PathBuf>) {
+        drop(control_channel::send(&self.channel, &JailRequest::Hide(paths)));
     }
 
     /// Asks init to resume a stopped command. Runs in the proxy.

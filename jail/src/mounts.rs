@@ -1,9 +1,9 @@
 //! Mounts the jail's [`FilesystemView`]. Everything except [`runtime_dir`] runs in init, in the jail's mount namespace.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -17,6 +17,8 @@ use sys::mount::{self as kernel, MountRestriction};
 pub(super) const JAIL_DIR: &str = "/run/sandbar";
 /// Directory inside the jail with the files that make tools trust the proxy.
 pub const TRUST_DIR: &str = "/run/sandbar/trust";
+/// Where a file is made before it is mounted over a credential; a file system in memory.
+const BLANK_FILE: &str = "/dev/shm/.sandbar-blank";
 /// The address does not matter: the firewall redirects every query to the proxy.
 const RESOLV_CONF: &str = "# Sandbar resolves every name.\nnameserver 127.0.0.1\n";
 /// The only devices in the jail's `/dev`, those that programs expect.
@@ -76,7 +78,7 @@ impl DetachedMounts {
         let mut trees = Vec::new();
         for (path, action) in &view.changes {
             let tree = match action {
-                MountAction::Fresh | MountAction::Hide => None,
+                MountAction::Blank | MountAction::Fresh | MountAction::Hide => None,
                 MountAction::Link => Some(kernel::copy_link(path)),
                 MountAction::ReadOnly | MountAction::Writable => Some(kernel::copy_tree(path)),
             };
@@ -98,6 +100,7 @@ impl DetachedMounts {
 
 fn apply_action(path: &Path, action: &MountAction, tree: Option<&OwnedFd>) -> io::Result<()> {
     match action {
+        MountAction::Blank => blank_path(path),
         MountAction::Fresh => mount_tmpfs(path, "mode=1777"),
         MountAction::Hide => hide_path(path),
         MountAction::Link => tree.map_or(Ok(()), |tree| kernel::mount_tree(tree.as_fd(), path)),
@@ -106,9 +109,11 @@ fn apply_action(path: &Path, action: &MountAction, tree: Option<&OwnedFd>) -> io
             mount_copy(path, tree)?;
             let restriction = match action {
                 MountAction::ReadOnly => MountRestriction::Everything,
-                MountAction::Fresh | MountAction::Hide | MountAction::Link | MountAction::Writable => {
-                    MountRestriction::Privileges
-                }
+                MountAction::Blank
+                | MountAction::Fresh
+                | MountAction::Hide
+                | MountAction::Link
+                | MountAction::Writable => MountRestriction::Privileges,
             };
             kernel::restrict(path, restriction)
         }
@@ -139,7 +144,7 @@ fn mount_tmpfs(path: &Path, mode: &str) -> io::Result<()> {
 }
 
 /// Covers a directory with an empty one, a file with `/dev/null`, both read-only.
-fn hide_path(path: &Path) -> io::Result<()> {
+pub(super) fn hide_path(path: &Path) -> io::Result<()> {
     let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
     if metadata.is_dir() {
         mount_tmpfs(path, "mode=0500")?;
@@ -147,6 +152,23 @@ fn hide_path(path: &Path) -> io::Result<()> {
         mount(Some("/dev/null"), path, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
     }
     kernel::restrict(path, MountRestriction::Writing)
+}
+
+/// Covers a directory with an empty one, a file with an empty one, both in memory and writable. A JSON file is an
+/// empty object, because programs fail on one without content. Only before the command starts, which could write
+/// where the file is made.
+fn blank_path(path: &Path) -> io::Result<()> {
+    let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
+    if metadata.is_dir() {
+        return mount_tmpfs(path, "mode=0700");
+    }
+    let is_json = path.extension().is_some_and(|extension| extension == "json");
+    let blank = Path::new(BLANK_FILE);
+    let mut file = fs::File::options().write(true).create_new(true).mode(0o600).open(blank)?;
+    file.write_all(if is_json { b"{}" } else { b"" })?;
+    let mounted = mount(Some(blank), path, None::<&str>, MsFlags::MS_BIND, None::<&str>);
+    fs::remove_file(blank)?; // the mount keeps the file itself
+    Ok(mounted?)
 }
 
 /// Covers a unix socket, if one is visible at `path`.

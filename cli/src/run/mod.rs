@@ -1,7 +1,11 @@
 //! `sandbar run`: runs a command in a jail of its own, with Sandbar as its only way out.
 
+mod credential;
 mod denials;
+mod draft;
+mod environment;
 mod prepare;
+mod preset;
 mod summary;
 mod terminal;
 
@@ -20,14 +24,16 @@ use nix::sys::signal::Signal;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 
+use self::credential::CredentialArg;
 use self::denials::DenialReporter;
 use self::prepare::PreparedRun;
 use self::summary::RunSummary;
 use self::terminal::TerminalState;
-use super::OutputOptions;
+use super::{EXIT_USAGE, OutputOptions, UsageError};
 use crate::terminal::{BAD, paint, print_error};
 use jail::{
-    CommandExit, CopyDirection, Jail, JailEvent, ReceivedSignal, StreamCopy, TRUST_DIR, UnixSocketWatcher,
+    CommandExit, CopyDirection, HiddenFileWatcher, Jail, JailEvent, ReceivedSignal, StreamCopy, TRUST_DIR,
+    UnixSocketWatcher,
 };
 use proxy::admin::status::AdminState;
 use proxy::app::{App, AppOverrides, RecordObserver};
@@ -40,7 +46,7 @@ const EXIT_TIMED_OUT: u8 = 124;
 const KILL_GRACE: Duration = Duration::from_secs(5);
 /// How long to wait for connections to close after the last process in the jail has exited.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often to look for new unix sockets outside, which the jail then hides.
+/// How often to look for new unix sockets and replaced credentials outside, which the jail then hides.
 const HIDE_INTERVAL: Duration = Duration::from_millis(50);
 /// How long to wait for the rest of the command's output to be written to a file.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -52,8 +58,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Run a command in a jail whose only way out is Sandbar
 ///
 /// Needs neither root nor Docker. Everything is denied unless --allow or --policy allows it. Exit status: that of
-/// the command, or 128 plus the number of the signal that killed it; 124 timed out, 125 the jail could not be
-/// created, 126 the command cannot be executed, 127 the command was not found.
+/// the command, or 128 plus the number of the signal that killed it; 64 usage error, 124 timed out, 125 the jail could
+/// not be created, 126 the command cannot be executed, 127 the command was not found.
 #[derive(clap::Args, Debug)]
 pub(crate) struct RunArgs {
     /// Policy file, or directory of policy files; repeatable
@@ -62,6 +68,26 @@ pub(crate) struct RunArgs {
     /// Allow a host, such as `github.com`, `*.example.com` or `db.example.com:8443`; repeatable
     #[arg(long, short = 'a', value_name = "HOST")]
     allow: Vec<String>,
+    /// Open a service and inject its credential: a preset, or several with commas; `--list-presets` lists them
+    #[arg(long, short = 'w', value_name = "PRESET", value_delimiter = ',')]
+    with: Vec<String>,
+    /// Where a credential comes from, such as `anthropic=env:ANTHROPIC_API_KEY`, `github=file:PATH` or
+    /// `mine=command:pass show mine`; without a preset of that name also `,host=HOST`, and `,header=FIELD` or
+    /// `,basic=USER` unless it is a bearer token; repeatable
+    #[arg(long, short = 'c', value_name = "NAME=SOURCE")]
+    credential: Vec<CredentialArg>,
+    /// Configuration file with `[[credential]]` entries, as `sandbar serve` reads them
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Pass on a variable that is removed by default, such as `NPM_TOKEN`; repeatable
+    #[arg(long, short = 'e', value_name = "VARIABLE")]
+    env: Vec<String>,
+    /// Print the presets, and run nothing
+    #[arg(long)]
+    list_presets: bool,
+    /// Print the credentials, policies and variables that would be in force, without secrets, and run nothing
+    #[arg(long)]
+    print_policy: bool,
     /// Sandbox id in records [default: run-PID]
     #[arg(long, value_name = "NAME")]
     sandbox: Option<String>,
@@ -87,17 +113,25 @@ pub(crate) struct RunArgs {
     #[arg(long, short = 'q')]
     quiet: bool,
     /// Command and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(required_unless_present_any = ["list_presets", "print_policy"], trailing_var_arg = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 
 /// Runs the command. Exit status: see [`RunArgs`].
 pub(crate) fn run(args: &RunArgs, output: OutputOptions) -> ExitCode {
-    match run_in_jail(args, output) {
+    let result = if args.list_presets {
+        preset::list(output.json).map(|()| 0)
+    } else if args.print_policy {
+        prepare::print_policy(args, output).map(|()| 0)
+    } else {
+        run_in_jail(args, output)
+    };
+    match result {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             print_error(&error);
-            ExitCode::from(EXIT_INTERNAL)
+            let usage = error.downcast_ref::<UsageError>().is_some();
+            ExitCode::from(if usage { EXIT_USAGE } else { EXIT_INTERNAL })
         }
     }
 }
@@ -109,7 +143,9 @@ fn run_in_jail(args: &RunArgs, output: OutputOptions) -> anyhow::Result<u8> {
     // Create the jail while this process has one thread: it forks, and only the calling thread survives a fork, so
     // a lock held by another would stay locked in the child. Generate the authority's key afterwards, so that no
     // process in the jail ever had it in memory.
+    let hidden = prepared.plan.view.watch_hidden();
     let (jail, arrivals) = Jail::create(&prepared.plan).inspect_err(|_| prepared.remove_run_dir())?;
+    prepared.restore_variables()?;
     let output_ended = spawn_copies(prepared.take_copies());
     super::serve::init_tracing("warn");
     drop(rustls::crypto::CryptoProvider::install_default(certs::crypto_provider().as_ref().clone()));
@@ -133,7 +169,7 @@ fn run_in_jail(args: &RunArgs, output: OutputOptions) -> anyhow::Result<u8> {
             limit: args.timeout,
         };
         let mut serving = tokio::spawn(app.run());
-        let ended = run.supervise(&trust, signals, &mut serving).await;
+        let ended = run.supervise(&trust, signals, hidden, &mut serving).await;
         let summary = run.summarize(&prepared, ended.as_ref().ok().copied()).await;
         wait_for_output(output_ended).await;
         run.record_end(&summary).await;
@@ -167,6 +203,7 @@ impl RunSession {
         &self,
         trust: &[(PathBuf, Vec<u8>)],
         signals: nix::sys::signal::SigSet,
+        mut hidden: HiddenFileWatcher,
         serving: &mut JoinHandle<anyhow::Result<()>>,
     ) -> anyhow::Result<u8> {
         let started = Instant::now();
@@ -208,6 +245,10 @@ impl RunSession {
                     let new = sockets.poll_new();
                     if !new.is_empty() {
                         self.jail.hide_sockets(new);
+                    }
+                    let replaced = hidden.poll_replaced();
+                    if !replaced.is_empty() {
+                        self.jail.hide_credentials(replaced);
                     }
                 }
                 () = self.denials.print_when_free() => {}

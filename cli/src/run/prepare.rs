@@ -1,35 +1,36 @@
 //! Turns the command line into a plan: directories, the file system view inside, and the rules.
 
+use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::fmt::Write as _;
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use certs::variables;
 use nix::sys::signal::SigSet;
 use nix::unistd::{Uid, User};
 use rules::ids::SandboxId;
 use rules::{LoadSources, SourceFile, compile};
 use serde_json::json;
 
-use super::RunArgs;
 use super::denials::AllowAdvice;
+use super::draft::{RunDraft, quoted};
+use super::environment::{SealedVariables, removed_variables};
 use super::terminal::TerminalState;
+use super::{OutputOptions, RunArgs};
+use crate::terminal::{HEAD, paint, print_json};
 use jail::{
-    CommandSpec, CommandStream, FilesystemView, JailListeners, JailPlan, JobPlacement, StreamCopy, TRUST_DIR,
-    ViewOptions, command_environment, confine_stdio, runtime_dir, terminal_device,
+    CommandSpec, CommandStream, FilesystemView, JailListeners, JailPlan, JobPlacement, PolicyExposure,
+    StreamCopy, ViewOptions, command_environment, confine_stdio, home_credentials, relocated_credentials,
+    terminal_device,
 };
-use proxy::policy::files;
 use proxy::policy::source::{PolicySource, RunFiles};
 use proxy::report::diagnostics::InvalidPolicy;
 
 /// Admin socket for commands such as `sandbar status`, beside the log.
-const SOCKET: &str = "admin.sock";
+pub(super) const SOCKET: &str = "admin.sock";
 /// Name of the policy built from `--allow`.
 const COMMAND_LINE: &str = "command-line";
 
@@ -37,6 +38,8 @@ const COMMAND_LINE: &str = "command-line";
 pub(super) struct PreparedRun {
     pub(super) plan: JailPlan,
     pub(super) started: Instant,
+    /// Credentials in variables, which the proxy gets after the fork.
+    sealed: Option<SealedVariables>,
     dir: PathBuf,
     files: RunFiles,
     copies: Vec<StreamCopy>,
@@ -49,8 +52,8 @@ impl PreparedRun {
         let state = state_dir(args)?;
         let dir = create_run_dir(&state)?;
         let built = Self::build_plan(args, terminal, &id, &state, &dir);
-        let (plan, files, copies) = built.inspect_err(|_| drop(fs::remove_dir_all(&dir)))?;
-        Ok(PreparedRun { plan, started, dir, files, copies })
+        let (plan, files, copies, sealed) = built.inspect_err(|_| drop(fs::remove_dir_all(&dir)))?;
+        Ok(PreparedRun { plan, started, sealed: Some(sealed), dir, files, copies })
     }
 
     fn build_plan(
@@ -59,18 +62,18 @@ impl PreparedRun {
         id: &SandboxId,
         state: &Path,
         dir: &Path,
-    ) -> anyhow::Result<(JailPlan, RunFiles, Vec<StreamCopy>)> {
-        let sources = files::read_paths(&args.policy)?;
-        if sources.operator.is_some() {
-            bail!("--policy takes policy files; a configuration is for `sandbar serve`");
-        }
-        let view = build_view(args, state, &sources)?;
-        let files = build_run_files(args, id, dir, sources, &view)?;
+    ) -> anyhow::Result<(JailPlan, RunFiles, Vec<StreamCopy>, SealedVariables)> {
+        let draft = RunDraft::build(args, dir)?;
+        let view = build_view(args, state, &draft)?;
+        let environment = draft.variables(id)?;
+        let wanted = draft.wanted_variables();
+        let files = build_run_files(args, id, draft, &view.exposed)?;
         check_policies(&files)?;
+        let sealed = SealedVariables::take(&wanted, &args.env)?;
         let (streams, copies) = confine_stdio(&view)?;
         let program = CommandSpec {
             words: args.command.clone(),
-            environment: command_environment(std::env::vars_os(), sandbox_variables(id)?),
+            environment: command_environment(std::env::vars_os(), environment),
             place: terminal.placement,
             blocked: SigSet::thread_get_mask()?,
             streams,
@@ -80,7 +83,7 @@ impl PreparedRun {
             JobPlacement::Foreground => terminal_device(std::io::stdin().as_fd()),
         };
         let socket = (dir.to_owned(), CString::new(SOCKET)?);
-        Ok((JailPlan { view, program, terminal, socket }, files, copies))
+        Ok((JailPlan { view, program, terminal, socket }, files, copies, sealed))
     }
 
     /// Returns what is to be copied between our standard streams and the command's. Closes our copies of the command's
@@ -88,6 +91,11 @@ impl PreparedRun {
     pub(super) fn take_copies(&mut self) -> Vec<StreamCopy> {
         self.plan.program.streams = [const { CommandStream::Inherited }; 3];
         std::mem::take(&mut self.copies)
+    }
+
+    /// Gives the proxy the credentials that were in variables. Call it after the fork.
+    pub(super) fn restore_variables(&mut self) -> anyhow::Result<()> {
+        self.sealed.take().map_or(Ok(()), SealedVariables::restore)
     }
 
     /// Returns the policy source, with a listener for every socket from the jail.
@@ -108,7 +116,8 @@ impl PreparedRun {
     pub(super) fn advice(&self) -> AllowAdvice {
         let first = self.files.policies.first().map(|path| path.display().to_string());
         let once = self.files.once.policies.iter().map(|file| file.path.clone());
-        let first = first.or_else(|| once.clone().find(|path| path != COMMAND_LINE));
+        let is_file = |path: &String| path != COMMAND_LINE && !path.starts_with("--");
+        let first = first.or_else(|| once.clone().find(is_file));
         first.map_or(AllowAdvice::Argument, AllowAdvice::Policy)
     }
 
@@ -125,6 +134,36 @@ impl PreparedRun {
     pub(super) fn remove_run_dir(&self) {
         drop(fs::remove_dir_all(&self.dir));
     }
+}
+
+/// Prints what would be in force, without secrets: credentials, policies and variables.
+pub(super) fn print_policy(args: &RunArgs, output: OutputOptions) -> anyhow::Result<()> {
+    let id = sandbox_id(args)?;
+    let draft = RunDraft::build(args, Path::new("/"))?;
+    let removed = removed_variables(&draft.wanted_variables(), &args.env);
+    let set: Vec<String> = draft.variables(&id)?.into_iter().map(|(name, _)| name).collect();
+    let (declared, named) = (draft.declared.clone(), draft.sources.policies.clone());
+    let files = build_run_files(args, &id, draft, &BTreeMap::new())?;
+    check_policies(&files)?;
+    let all = files.once.policies.iter().chain(&named);
+    let text = |file: &SourceFile| String::from_utf8_lossy(&file.bytes).into_owned();
+    if output.json {
+        let policies: Vec<_> = all.map(|file| json!({ "path": file.path, "text": text(file) })).collect();
+        let printed =
+            json!({ "configuration": declared, "policies": policies, "set": set, "removed": removed });
+        print_json(&printed);
+        return Ok(());
+    }
+    let title = |what: &str| anstream::println!("{}", paint(HEAD, format!("# {what}")));
+    title("configuration");
+    anstream::println!("{declared}");
+    for file in all {
+        title(&format!("policy {}", file.path));
+        anstream::println!("{}", text(file));
+    }
+    title("variables");
+    anstream::println!("set     = {}\nremoved = {}", json!(set), json!(removed));
+    Ok(())
 }
 
 fn sandbox_id(args: &RunArgs) -> anyhow::Result<SandboxId> {
@@ -158,11 +197,13 @@ fn create_run_dir(state: &Path) -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-fn build_view(args: &RunArgs, state: &Path, sources: &LoadSources) -> anyhow::Result<FilesystemView> {
+fn build_view(args: &RunArgs, state: &Path, draft: &RunDraft) -> anyhow::Result<FilesystemView> {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     // Include the files in a directory: they may be symbolic links to elsewhere.
-    let policies = sources.policies.iter().map(|file| PathBuf::from(&file.path));
-    let lists = sources.lists.keys().map(PathBuf::from);
+    let policies = draft.sources.policies.iter().map(|file| PathBuf::from(&file.path));
+    let lists = draft.sources.lists.keys().map(PathBuf::from);
+    let usual = relocated_credentials(|name| std::env::var_os(name)).into_iter();
+    let others = other_homes().into_iter().flat_map(|home| home_credentials(&home));
     for path in args.writable.iter().chain(&args.visible) {
         fs::metadata(path).with_context(|| format!("cannot expose {}", path.display()))?;
     }
@@ -174,6 +215,7 @@ fn build_view(args: &RunArgs, state: &Path, sources: &LoadSources) -> anyhow::Re
         writable: args.writable.clone(),
         visible: args.visible.clone(),
         hidden: vec![state.to_owned()],
+        credentials: usual.chain(others).chain(draft.credential_files()).collect(),
         trusted: args.roots.clone(),
         policies: args.policy.iter().cloned().chain(policies).chain(lists).collect(),
     })
@@ -184,18 +226,28 @@ fn account_home() -> Option<PathBuf> {
     User::from_uid(Uid::effective()).ok().flatten().map(|user| user.dir)
 }
 
+/// Home directories that only root can read: of everybody, and of who has called sudo.
+fn other_homes() -> Vec<PathBuf> {
+    if !Uid::effective().is_root() {
+        return Vec::new();
+    }
+    let caller = std::env::var("SUDO_USER").ok();
+    let caller = caller.and_then(|name| User::from_name(&name).ok().flatten()).map(|user| user.dir);
+    let homes = fs::read_dir("/home").into_iter().flatten().flatten().map(|entry| entry.path());
+    homes.chain(caller).collect()
+}
+
 fn build_run_files(
     args: &RunArgs,
     id: &SandboxId,
-    dir: &Path,
-    sources: LoadSources,
-    view: &FilesystemView,
+    draft: RunDraft,
+    exposed: &BTreeMap<PathBuf, PolicyExposure>,
 ) -> anyhow::Result<RunFiles> {
-    let quoted = |text: &str| json!(text).to_string(); // a JSON string is also a TOML string
+    let RunDraft { path, settings, selection, sources, .. } = draft;
     let mut once = LoadSources { generation: 1, ..LoadSources::default() };
     let mut policies = args.policy.clone();
-    if !view.exposed.is_empty() {
-        for (path, exposure) in view.exposed.iter().filter(|_| !args.quiet) {
+    if !exposed.is_empty() {
+        for (path, exposure) in exposed.iter().filter(|_| !args.quiet) {
             let shown = path.display();
             anstream::eprintln!(
                 "sandbar: {shown} {exposure}, so the policies are read once; move or copy it to have edits followed"
@@ -207,23 +259,11 @@ fn build_run_files(
     // Policy files may allow anything. `--allow` alone never opens private addresses or raw TCP.
     let base = if args.policy.is_empty() { "user" } else { "system" };
     once.policies.push(command_line_policy(&args.allow));
-    let resolvers =
-        find_resolvers(args)?.iter().map(|address| quoted(&address.to_string())).collect::<Vec<_>>();
-    let roots: Result<Vec<String>, _> = args
-        .roots
-        .iter()
-        .map(std::path::absolute)
-        .map(|path| path.map(|path| quoted(&path.to_string_lossy())))
-        .collect();
-    let roots = roots.context("cannot resolve the path of --roots")?;
-    let mut settings = String::new();
-    writeln!(settings, "[log]\ndir = \"log\"\n[admin]\nsocket = \"{SOCKET}\"")?;
-    writeln!(settings, "[dns]\nupstreams = [{}]", resolvers.join(", "))?;
-    writeln!(settings, "[upstream]\nroots = [{}]", roots.join(", "))?;
+    once.policies.extend(selection.policies);
     let id = quoted(id.as_str());
     let sandbox =
         format!("[[sandbox]]\nid = {id}\ntenant = \"local\"\nenvironment = \"local\"\nbase = \"{base}\"\n");
-    Ok(RunFiles { path: dir.join("run.toml"), id, settings, sandbox, policies, once })
+    Ok(RunFiles { path, id, settings, sandbox, policies, once })
 }
 
 /// Builds a policy from the hosts on the command line.
@@ -239,36 +279,4 @@ fn check_policies(files: &RunFiles) -> anyhow::Result<()> {
     let compiled = compile(&sources, &[]).map(drop);
     let compiled = compiled.map_err(|problems| InvalidPolicy { problems });
     compiled.context("invalid policy, not running the command")
-}
-
-fn find_resolvers(args: &RunArgs) -> anyhow::Result<Vec<SocketAddr>> {
-    const FILE: &str = "/etc/resolv.conf";
-    if !args.resolver.is_empty() {
-        return Ok(args.resolver.clone());
-    }
-    let text = fs::read_to_string(FILE).unwrap_or_default();
-    let resolvers: Vec<SocketAddr> = text.lines().filter_map(parse_nameserver).collect();
-    if resolvers.is_empty() {
-        bail!("no resolver in {FILE}: use --resolver ADDRESS:PORT");
-    }
-    Ok(resolvers)
-}
-
-fn parse_nameserver(line: &str) -> Option<SocketAddr> {
-    let mut words = line.split_whitespace();
-    if words.next()? != "nameserver" {
-        return None;
-    }
-    let address: IpAddr = words.next()?.parse().ok()?;
-    Some(SocketAddr::new(address, 53))
-}
-
-/// Variables added to the environment of the command.
-fn sandbox_variables(id: &SandboxId) -> anyhow::Result<Vec<(String, String)>> {
-    let trust = variables::variables(Path::new(TRUST_DIR))?;
-    let mut all: Vec<(String, String)> =
-        trust.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    all.push(("SANDBAR_SANDBOX".to_owned(), id.to_string()));
-    all.push(("XDG_RUNTIME_DIR".to_owned(), runtime_dir().to_string_lossy().into_owned()));
-    Ok(all)
 }

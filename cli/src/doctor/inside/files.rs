@@ -2,12 +2,15 @@
 
 use std::fs;
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::unistd::{AccessFlags, access};
 
 use super::{InsideProbe, ProbeTargets};
 use crate::doctor::probe::ProbeVerdict;
+use jail::{SYSTEM_CREDENTIALS, home_credentials};
 
 const GROUP: &str = "files";
 const OWN_FIX: &str = "do not mount Sandbar's directories into the sandbox (`sandbar run` hides them)";
@@ -15,23 +18,6 @@ const POLICY_FIX: &str = "mount the policy directory read-only, or not at all";
 /// Default directories of Sandbar.
 const SANDBAR_DIRS: [&str; 5] =
     ["/etc/sandbar", "/var/lib/sandbar", "/var/log/sandbar", ".config/sandbar", ".local/state/sandbar"];
-/// Credentials in the home directory.
-const CREDENTIALS: [&str; 14] = [
-    ".aws/credentials",
-    ".azure",
-    ".config/gcloud",
-    ".config/gh",
-    ".docker/config.json",
-    ".git-credentials",
-    ".gnupg",
-    ".kube/config",
-    ".local/share/keyrings",
-    ".netrc",
-    ".password-store",
-    ".pki",
-    ".ssh",
-    ".vault-token",
-];
 /// Files in the home directory that programs outside run or obey.
 const STARTUP: [&str; 10] = [
     ".bash_profile",
@@ -76,10 +62,10 @@ pub(super) fn probes(targets: &ProbeTargets) -> Vec<InsideProbe> {
             "credentials in the home directory",
             "hide these files from the sandbox, and let Sandbar inject credentials into requests (`[[credential]]`)",
             |targets| {
-                let tried = CREDENTIALS
-                    .iter()
-                    .filter_map(|name| resolve_path(targets, name))
-                    .map(|path| probe_readable(&path));
+                let in_home = targets.home.iter().flat_map(|home| home_credentials(home));
+                // Those of a container are its own.
+                let system: &[&str] = if targets.jail { SYSTEM_CREDENTIALS } else { &[] };
+                let tried = in_home.chain(system.iter().map(PathBuf::from)).map(|path| probe_readable(&path));
                 ProbeVerdict::worst(tried.collect::<Vec<_>>(), "no home directory")
             },
         ),
@@ -174,7 +160,7 @@ fn probe_readable(path: &Path) -> ProbeVerdict {
     }
 }
 
-/// Whether a directory has an entry, or a file a byte. Reads no more than that.
+/// Whether a directory has an entry, or a file more than an empty JSON object. Reads no more than that.
 fn has_content(path: &Path) -> io::Result<bool> {
     let metadata = fs::metadata(path)?;
     if metadata.is_dir() {
@@ -183,14 +169,18 @@ fn has_content(path: &Path) -> io::Result<bool> {
     if !metadata.is_file() {
         return Ok(false); // a device has no content
     }
-    Ok(fs::File::open(path)?.read(&mut [0])? > 0)
+    let mut begin = Vec::new();
+    fs::File::open(path)?.take(3).read_to_end(&mut begin)?;
+    Ok(!begin.is_empty() && begin != b"{}")
 }
 
 /// The path must not be writable. Checks with access(2), without writing.
 fn probe_writable(path: &Path) -> ProbeVerdict {
     let shown = path.display();
     match access(path, AccessFlags::W_OK) {
-        Ok(()) if is_null_device(path) => ProbeVerdict::Blocked(format!("{shown} is covered")),
+        Ok(()) if is_null_device(path) || is_in_memory(path) => {
+            ProbeVerdict::Blocked(format!("{shown} is covered"))
+        }
         Ok(()) => ProbeVerdict::Escaped(format!("{shown} can be written")),
         Err(error) => ProbeVerdict::Blocked(format!("{shown}: {error}")),
     }
@@ -200,6 +190,13 @@ fn probe_writable(path: &Path) -> ProbeVerdict {
 fn is_null_device(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
     fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_char_device())
+}
+
+/// Whether it is a directory in memory that is mounted there, with which a jail covers hidden directories.
+fn is_in_memory(path: &Path) -> bool {
+    let device = |path: &Path| fs::metadata(path).ok().map(|metadata| metadata.dev());
+    let is_mount = path.parent().is_some_and(|parent| device(parent) != device(path));
+    is_mount && statfs(path).is_ok_and(|found| found.filesystem_type() == TMPFS_MAGIC)
 }
 
 /// Writable files escape in a jail, whose files are the caller's. In a container they may be private to it.
@@ -231,5 +228,9 @@ mod tests {
         assert!(probe_hidden(&empty).is_bad(), "it is writable");
         assert!(!probe_hidden(&dir.path().join("none")).is_bad());
         assert!(!probe_hidden(Path::new("/dev/null")).is_bad(), "as a jail covers files");
+        fs::write(&file, "{}").unwrap();
+        assert!(!probe_readable(&file).is_bad(), "as a jail covers JSON files");
+        fs::write(&file, "{} ").unwrap();
+        assert!(probe_readable(&file).is_bad());
     }
 }
