@@ -7,6 +7,8 @@ mod demo;
 mod doctor;
 mod escapes;
 mod files;
+mod hidden;
+mod model_clients;
 mod programs;
 mod run_command;
 mod scene;

@@ -25,6 +25,8 @@ const HOSTS: &[(&str, &[&str])] = &[
     ("denied.example", &["93.184.216.99", "2606:2800::99"]),
     ("files.example", &["93.184.216.60"]),
     ("private.example", &["10.78.0.2"]),
+    ("api.anthropic.com", &["93.184.216.80"]),
+    ("api.openai.com", &["93.184.216.80"]),
 ];
 
 /// Who runs the command.
