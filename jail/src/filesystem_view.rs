@@ -54,6 +54,9 @@ const STARTUP_FILES: &[&str] = &[
     ".zshrc",
 ];
 
+/// Where the caller keeps policies, in the home directory; hidden.
+const SANDBAR_CONFIG: &str = ".config/sandbar";
+
 /// What init mounts at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MountAction {
@@ -165,6 +168,9 @@ impl FilesystemView {
             view.protect(&path, MountAction::ReadOnly);
         }
         view.make_cwd_writable(&cwd); // a working directory inside one of those is intended
+        for path in in_home(&[SANDBAR_CONFIG]) {
+            view.protect(&path, MountAction::Hide);
+        }
         let usual = homes.iter().flat_map(|home| home_credentials(home)).chain(system_credentials());
         for path in usual.chain(options.credentials.iter().cloned()) {
             view.protect(&path, MountAction::Blank);
@@ -176,10 +182,10 @@ impl FilesystemView {
         for path in options.writable.iter().filter_map(real) {
             view.set(Some(path), MountAction::Writable);
         }
-        if view.action_for(&cwd) == Some(&MountAction::Blank) {
+        if view.action_for(&cwd).is_some_and(MountAction::hides) {
             let shown = cwd.display();
             anyhow::bail!(
-                "{shown} is hidden because it holds credentials: run the command from another directory, or give it with --writable {shown}"
+                "{shown} is hidden inside: run the command from another directory, or give it with --writable {shown}"
             );
         }
         if let Ok(sandbar) = std::env::current_exe() {

@@ -114,7 +114,7 @@ fn a_run_in_a_hidden_directory_is_refused() {
     let mut command = scene.run_command(&["-q"]);
     let ran = CommandResult::run(command.args(["cat", "credentials"]).current_dir(&aws));
     assert_eq!((ran.status.code(), ran.out.as_str()), (Some(125), ""), "{ran}");
-    assert!(ran.err.contains("hidden because it holds credentials"), "{ran}");
+    assert!(ran.err.contains("is hidden inside"), "{ran}");
     let shown = aws.display().to_string();
     let mut command = scene.run_command(&["-q", "--writable", &shown]);
     let ran = CommandResult::run(command.args(["cat", "credentials"]).current_dir(&aws));
