@@ -51,7 +51,7 @@ pub(super) struct CredentialSelection {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PlaceholderVariable {
     pub(super) variable: String,
-    pub(super) credential: String,
+    pub(super) credential: CredentialName,
     /// What the credential begins with, for tools that check.
     pub(super) prefix: String,
 }
@@ -166,8 +166,10 @@ impl CredentialSelection {
                 let source = source_of(preset, credential, given, &is_set)?;
                 let form = credential.form.as_ref().map(inline);
                 selection.add(&credential.name, &source, form, &credential.hosts)?;
+                let name = CredentialName::parse(credential.source_name());
+                let name = name.with_context(|| format!("preset `{}` is malformed", preset.name))?;
                 for variable in &credential.variables {
-                    selection.expect_in(variable, credential.source_name(), &credential.placeholder);
+                    selection.expect_in(variable, &name, &credential.placeholder);
                 }
             }
         }
@@ -182,7 +184,7 @@ impl CredentialSelection {
         let name = given.name.as_str();
         self.add(name, &given.source, given.form.as_ref().map(FormArg::setting), &given.hosts)?;
         if let SourceArg::Env(variable) = &given.source {
-            self.expect_in(variable, name, "");
+            self.expect_in(variable, &given.name, "");
         }
         let rule = json!(format!("--credential {name}"));
         let text = format!(
@@ -210,10 +212,10 @@ impl CredentialSelection {
         Ok(())
     }
 
-    fn expect_in(&mut self, variable: &str, credential: &str, prefix: &str) {
+    fn expect_in(&mut self, variable: &str, credential: &CredentialName, prefix: &str) {
         self.placeholders.push(PlaceholderVariable {
             variable: variable.to_owned(),
-            credential: credential.to_owned(),
+            credential: credential.clone(),
             prefix: prefix.to_owned(),
         });
     }

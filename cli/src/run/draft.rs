@@ -1,10 +1,9 @@
 //! What the command line asks for, before anything is created: the configuration, the policies and the variables of a
 //! run.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -12,6 +11,7 @@ use anyhow::{Context, bail};
 use certs::variables;
 use jail::{TRUST_DIR, runtime_dir};
 use proxy::app::load_config;
+use proxy::credential::PlaceholderKey;
 use proxy::policy::files;
 use rules::credential::Credential;
 use rules::ids::SandboxId;
@@ -21,7 +21,7 @@ use serde_json::json;
 use super::RunArgs;
 use super::credential::{CredentialSelection, read_config};
 use super::environment::is_set;
-use super::prepare::SOCKET;
+use super::prepare::{SOCKET, create_private_dir};
 
 /// The files of a run, most of them generated.
 pub(super) struct RunDraft {
@@ -73,41 +73,39 @@ impl RunDraft {
         self.credentials.iter().flat_map(|one| one.source.variables()).map(str::to_owned).collect()
     }
 
-    /// Returns the variables that the command gets besides the caller's.
-    pub(super) fn variables(&self, id: &SandboxId) -> anyhow::Result<Vec<(String, String)>> {
+    /// Returns the variables that the command gets besides the caller's. Those for credentials have placeholders, made
+    /// with the key that the proxy keeps in the directory of the log.
+    pub(super) fn variables(&self, id: &SandboxId, log: &Path) -> anyhow::Result<Vec<(String, String)>> {
         let trust = variables::variables(Path::new(TRUST_DIR))?;
         let mut all: Vec<(String, String)> =
             trust.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         all.push(("SANDBAR_SANDBOX".to_owned(), id.to_string()));
         all.push(("XDG_RUNTIME_DIR".to_owned(), runtime_dir().to_string_lossy().into_owned()));
-        let mut placeholders: BTreeMap<&str, String> = BTreeMap::new();
-        let mut added: Vec<(String, String)> = Vec::new();
-        for one in &self.selection.placeholders {
-            if !placeholders.contains_key(one.credential.as_str()) {
-                placeholders.insert(&one.credential, placeholder(&one.prefix)?);
+        let kept = |name: &String| self.keep.contains(name);
+        if !self.selection.placeholders.is_empty() {
+            create_private_dir(log)?;
+            let key = PlaceholderKey::open(log)?;
+            for one in self.selection.placeholders.iter().filter(|one| !kept(&one.variable)) {
+                let text = key.placeholder(id, &one.credential, &one.prefix);
+                all.push((one.variable.clone(), text));
             }
-            added.extend(
-                placeholders.get(one.credential.as_str()).map(|text| (one.variable.clone(), text.clone())),
-            );
         }
-        added.extend(self.selection.variables.clone());
-        all.extend(added.into_iter().filter(|(name, _)| !self.keep.contains(name)));
+        let fixed = self.selection.variables.iter().filter(|(name, _)| !kept(name));
+        all.extend(fixed.map(|(name, value)| (name.clone(), value.clone())));
         Ok(all)
+    }
+
+    /// Returns the names of the variables that presets and credentials set.
+    pub(super) fn chosen_variables(&self) -> BTreeSet<String> {
+        let placeholders = self.selection.placeholders.iter().map(|one| &one.variable);
+        let all = placeholders.chain(self.selection.variables.keys());
+        all.filter(|name| !self.keep.contains(name)).cloned().collect()
     }
 }
 
 /// Returns text as a TOML string.
 pub(super) fn quoted(text: &str) -> String {
     json!(text).to_string() // a JSON string is also a TOML string
-}
-
-/// Returns what a tool gets in place of a credential.
-fn placeholder(prefix: &str) -> anyhow::Result<String> {
-    const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
-    let mut random = [0; 26];
-    fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
-    let letters = random.iter().filter_map(|byte| LETTERS.get(usize::from(byte % 32)));
-    Ok(format!("{prefix}sbxph{}", letters.map(|letter| char::from(*letter)).collect::<String>()))
 }
 
 fn generated_settings(args: &RunArgs, dir: &Path) -> anyhow::Result<String> {

@@ -65,7 +65,7 @@ impl PreparedRun {
     ) -> anyhow::Result<(JailPlan, RunFiles, Vec<StreamCopy>, SealedVariables)> {
         let draft = RunDraft::build(args, dir)?;
         let view = build_view(args, state, &draft)?;
-        let environment = draft.variables(id)?;
+        let environment = draft.variables(id, &dir.join("log"))?;
         let wanted = draft.wanted_variables();
         let files = build_run_files(args, id, draft, &view.exposed)?;
         check_policies(&files)?;
@@ -141,7 +141,7 @@ pub(super) fn print_policy(args: &RunArgs, output: OutputOptions) -> anyhow::Res
     let id = sandbox_id(args)?;
     let draft = RunDraft::build(args, Path::new("/"))?;
     let removed = removed_variables(&draft.wanted_variables(), &args.env);
-    let set: Vec<String> = draft.variables(&id)?.into_iter().map(|(name, _)| name).collect();
+    let set = draft.chosen_variables();
     let (declared, named) = (draft.declared.clone(), draft.sources.policies.clone());
     let files = build_run_files(args, &id, draft, &BTreeMap::new())?;
     check_policies(&files)?;
@@ -184,7 +184,7 @@ fn state_dir(args: &RunArgs) -> anyhow::Result<PathBuf> {
     fs::canonicalize(&dir).with_context(|| format!("cannot resolve {}", dir.display()))
 }
 
-fn create_private_dir(dir: &Path) -> anyhow::Result<()> {
+pub(super) fn create_private_dir(dir: &Path) -> anyhow::Result<()> {
     let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
     created.with_context(|| format!("cannot create {}: use --state DIR", dir.display()))
 }

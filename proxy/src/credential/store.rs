@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rules::Reason;
+use rules::credential::Credential;
 use rules::ids::CredentialName;
 use rules::signals::SignalCode;
 use rules::signals::secrets::ExactValue;
@@ -38,6 +39,7 @@ pub(super) const LENGTH: u64 = 8192;
 /// saw last. A thread of its own for each, so that a file that hangs keeps no other from being read.
 pub(crate) struct CredentialStore {
     by: HashMap<CredentialName, Arc<CredentialSource>>,
+    definitions: HashMap<CredentialName, Arc<Credential>>,
     /// Grows whenever a value changes.
     version: Arc<AtomicU64>,
 }
@@ -112,7 +114,22 @@ impl CredentialStore {
                 bail!("credential `{name}`: {error}");
             }
         }
-        Ok(CredentialStore { by, version })
+        Ok(CredentialStore { by, definitions: HashMap::new(), version })
+    }
+
+    /// Takes what the configuration says of the credentials.
+    pub(crate) fn define(&mut self, credentials: &[Credential]) {
+        self.definitions = credentials.iter().map(|one| (one.name.clone(), Arc::new(one.clone()))).collect();
+    }
+
+    /// Returns what the configuration says of a credential.
+    pub(crate) fn definition(&self, name: &CredentialName) -> Option<Arc<Credential>> {
+        self.definitions.get(name).cloned()
+    }
+
+    /// Returns whether there are credentials, and so placeholders.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.definitions.is_empty()
     }
 
     /// Returns a number that grows whenever a value changes.
@@ -122,13 +139,16 @@ impl CredentialStore {
 
     /// Returns the values of now, to recognise them where they must not be.
     pub(crate) fn exact_values(&self) -> Vec<ExactValue> {
-        let value = |(name, source): (&CredentialName, &Arc<CredentialSource>)| {
-            let credential = source.current(Instant::now()).ok()?;
-            let label = format!("the value of credential `{name}`");
-            let bytes = credential.expose().as_bytes().to_vec();
-            Some(ExactValue { label, code: SignalCode::CredentialLeaving, bytes })
-        };
-        self.by.iter().filter_map(value).collect()
+        let mut values = Vec::new();
+        for (name, source) in &self.by {
+            let Ok(credential) = source.current(Instant::now()) else { continue };
+            values.extend(credential.secrets().map(|secret| {
+                let label = format!("the value of credential `{name}`");
+                let bytes = secret.as_bytes().to_vec();
+                ExactValue { label, code: SignalCode::CredentialLeaving, bytes }
+            }));
+        }
+        values
     }
 
     /// Returns the credential that the file held when it was last looked at.
@@ -278,7 +298,7 @@ mod tests {
         let until = Instant::now() + Duration::from_secs(30);
         loop {
             let current = store.current(name);
-            let value = current.as_ref().map(|one| one.expose().to_owned());
+            let value = current.as_ref().map(|one| one.text().unwrap_or_default().to_owned());
             let detail = |refusal: &&Refusal| refusal.detail.clone().unwrap_or_default();
             let as_wanted = match (&value, wanted) {
                 (Ok(value), Ok(wanted)) => value == wanted,
