@@ -70,3 +70,53 @@ impl OwnResolver {
         Ok(answer.answers.iter().filter_map(|record| address(&record.data)).take(MAX_ADDRESSES).collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use rules::configuration::HostEntry;
+    use tokio::net::UdpSocket;
+
+    use super::*;
+
+    /// A resolver that answers queries for addresses of IPv4 with a canonical name and its address, those for IPv6 with
+    /// nothing, and those for `none.example` with NXDOMAIN.
+    async fn start_resolver() -> SocketAddr {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        tokio::spawn(async move {
+            let mut query = [0; 1500];
+            while let Ok((length, client)) = socket.recv_from(&mut query).await {
+                let name = query.get(12..length).unwrap();
+                let end = 12 + name.iter().position(|byte| *byte == 0).unwrap() + 5;
+                let (question, kind) = (query.get(12..end).unwrap(), query[end - 3]);
+                let missing = question.get(..5).unwrap().eq_ignore_ascii_case(b"\x04none");
+                // CNAME `a` of the name asked for, and the address of that.
+                let alias = [&[0xc0, 12, 0, 5, 0, 1, 0, 0, 0, 60, 0, 4, 1, b'a', 0xc0, 12][..]].concat();
+                let target = 12 + question.len() as u8 + 12;
+                let address = [0xc0, target, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 192, 0, 2, 7];
+                let (count, answers) =
+                    if kind == 1 && !missing { (2, [alias, address.to_vec()].concat()) } else { (0, vec![]) };
+                let code = if missing { 0x83 } else { 0x80 };
+                let head = [&query[..2], &[0x81, code, 0, 1, 0, count, 0, 0, 0, 0]].concat();
+                socket.send_to(&[&head, question, &answers].concat(), client).await.unwrap();
+            }
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn names_of_our_own_are_asked_of_the_configured_resolvers() {
+        let mut settings = DnsSettings::new(vec![start_resolver().await]);
+        let name = |text: &str| DomainName::parse(text).unwrap();
+        let addresses = vec!["10.0.0.1".parse().unwrap()];
+        settings.hosts.push(HostEntry { name: name("fixed.example"), addresses: addresses.clone() });
+        let resolver = OwnResolver::new(&settings);
+        assert_eq!(resolver.resolve(&name("fixed.example")).await.unwrap(), addresses);
+        let found = resolver.resolve(&name("login.example")).await.unwrap();
+        assert_eq!(found, ["192.0.2.7".parse::<IpAddr>().unwrap()]);
+        let refused = resolver.resolve(&name("none.example")).await.unwrap_err();
+        assert!(matches!(refused, OwnLookupError::Refused(ResponseCode::NXDomain)), "{refused}");
+    }
+}

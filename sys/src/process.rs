@@ -194,7 +194,8 @@ pub fn hide_memory() -> io::Result<()> {
 pub fn kill_group(leader: u32) {
     let Ok(leader) = i32::try_from(leader) else { return };
     if leader > 1 {
-        drop(nix::sys::signal::killpg(Pid::from_raw(leader), nix::sys::signal::Signal::SIGKILL));
+        let killed = nix::sys::signal::killpg(Pid::from_raw(leader), nix::sys::signal::Signal::SIGKILL);
+        killed.unwrap_or_default(); // fails if there is none
     }
 }
 
@@ -208,4 +209,33 @@ pub fn exit(status: c_int) -> ! {
 /// Returns whether this process has exactly one thread, which [`fork`] and [`before_exec`] need.
 pub fn is_single_threaded() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_group_is_killed_with_its_leader_and_nothing_else() {
+        let start = || Command::new("sh").args(["-c", "sleep 600 & wait"]).process_group(0).spawn().unwrap();
+        let (mut ended, mut other) = (start(), start());
+        kill_group(ended.id());
+        assert!(!ended.wait().unwrap().success());
+        assert!(other.try_wait().unwrap().is_none());
+        kill_group(other.id());
+        other.wait().unwrap();
+        kill_group(1); // would be everything
+        kill_group(0); // would be the group of this test
+    }
+
+    #[test]
+    fn p11_hidden_memory_is_neither_dumped_nor_read_by_others() {
+        hide_memory().unwrap();
+        assert!(!nix::sys::prctl::get_dumpable().unwrap());
+        let (soft, hard) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_CORE).unwrap();
+        assert_eq!((soft, hard), (0, 0));
+    }
 }
