@@ -1,37 +1,23 @@
-//! Credentials that never enter the sandbox (P11): read from where the configuration says, injected into requests for
+//! Credentials that never enter the sandbox (P11): fetched from where the configuration says, injected into requests for
 //! their hosts only, and masked in whatever the origin server sends back.
 
+mod bounds;
+mod cell;
+mod error;
+mod file_watch;
+mod known;
 pub mod scrub;
+mod secret_file;
+mod source;
 mod store;
+mod trial;
 mod value;
 
-use std::path::{Path, PathBuf};
-
-use anyhow::bail;
-use rules::credential::{Credential, CredentialForm, CredentialSource};
-use rules::ids::CredentialName;
-
-pub(crate) use self::store::CredentialStore;
-pub use self::store::FileAccess;
+pub(crate) use self::bounds::bounds;
+pub use self::error::CredentialError;
+pub use self::secret_file::FileAccess;
+pub(crate) use self::source::endpoint::trust_source;
+pub use self::source::kind;
+pub(crate) use self::store::{CredentialStatus, CredentialStore, PreparedCredentials};
+pub use self::trial::{CredentialTrial, check_credential, try_credential};
 pub(crate) use self::value::CredentialValue;
-
-/// Returns the file of each credential.
-///
-/// # Errors
-///
-/// Fails for a source or a form that this build cannot use.
-pub(crate) fn credential_files(
-    credentials: &[Credential],
-    base: &Path,
-) -> anyhow::Result<Vec<(CredentialName, PathBuf)>> {
-    let file = |one: &Credential| {
-        let (CredentialSource::File(file), CredentialForm::Bearer) = (&one.source, &one.form) else {
-            bail!(
-                "credential `{}`: this build takes files, as bearer tokens; change its source or form",
-                one.name
-            )
-        };
-        Ok((one.name.clone(), base.join(file)))
-    };
-    credentials.iter().map(file).collect()
-}

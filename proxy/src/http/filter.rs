@@ -122,9 +122,14 @@ impl RequestFilter {
             }
         };
         monitor.connection.pin(permit.host());
-        let credential = permit.credential().map(|name| self.shared.credentials.current(name));
-        let credential = credential.transpose();
-        let credential = credential.map_err(|refusal| refusal.under(&permit))?;
+        let credential = match (permit.credential(), permit.port()) {
+            (Some(name), Some(port)) => {
+                let value = self.shared.credentials.value(name, permit.host(), port).await;
+                Some(value.map_err(|refusal| refusal.under(&permit))?)
+            }
+            (Some(_), None) => return Err(Refusal::from(Reason::CredentialUnavailable).under(&permit)),
+            (None, _) => None,
+        };
         monitor.set_byte_count(record.byte_count());
         let leaving = outgoing_head(session.req_header(), Some(&permit))?;
         let head = RequestHead::of(&leaving);
