@@ -346,6 +346,7 @@ mod tests {
         secrets.iter().map(|secret| secret.expose_secret().to_owned()).collect()
     }
 
+    // proves: credential.hosts
     #[tokio::test]
     async fn p11_a_value_goes_to_the_hosts_of_its_credential_only() {
         let store = open(vec![credential("key", "first-value", "a.test")]);
