@@ -101,7 +101,7 @@ impl SourceFiles {
     pub(crate) fn configure(&self, source: &str) -> PathBuf {
         fs::write(self.path("roots.pem"), self.root.pem()).unwrap();
         let text = format!(
-            "policies = \"policies\"\n[dns]\nupstreams = [\"127.0.0.1:9\"]\n\
+            "policies = \"policies\"\n[log]\ndir = \"log\"\n[dns]\nupstreams = [\"127.0.0.1:9\"]\n\
              [[dns.host]]\nname = \"login.test\"\naddresses = [\"127.0.0.1\"]\n\
              [upstream]\nsystem_roots = false\nroots = [\"roots.pem\"]\n\
              [[credential]]\nname = \"key\"\n{source}\nhosts = [\"a.test\"]\n"
@@ -262,7 +262,7 @@ fn p11_a_token_is_fetched_and_replaced_before_it_ends() {
     // Ten seconds are kept as a margin, so that this one is replaced after about two.
     files.tokens.set_reply(token_reply(FIRST, Some(12)));
     let source = format!(
-        "oauth2 = {{ token_url = \"{}\", client_id = \"gate way\", client_secret_file = \"{}\", scopes = [\"one\", \"two\"], \
+        "oauth2 = {{ token_url = \"{}\", client_id = \"gate:way\", client_secret_file = \"{}\", scopes = [\"one\", \"two\"], \
          audience = \"https://a.test\" }}",
         files.url("/token?tenant=1"),
         files.shown("client-secret")
@@ -272,7 +272,7 @@ fn p11_a_token_is_fetched_and_replaced_before_it_ends() {
     let asked = scene.tokens.requests().first().unwrap().clone();
     assert_eq!((asked.method.as_str(), asked.target.as_str()), ("POST", "/token?tenant=1"));
     // RFC 6749, section 2.3.1: both parts are form-encoded before they are joined.
-    let basic = STANDARD.encode("gate%20way:s3cr3t-of-the-client%3A%2B%2F0123456789");
+    let basic = STANDARD.encode("gate%3Away:s3cr3t-of-the-client%3A%2B%2F0123456789");
     assert_eq!(asked.field("authorization"), Some(format!("Basic {basic}").as_str()));
     assert_eq!(
         form_fields(&asked),
