@@ -122,7 +122,7 @@ fn a_name_that_no_rule_allows_raises_the_alarm_of_what_is_in_it() {
     const INJECTED: &str = "k3yz0123456789abcdef0123456789";
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("key");
-    fs::write(&file, INJECTED).unwrap();
+    write_secret(&file, INJECTED);
     let resolver = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     resolver.set_nonblocking(true).unwrap();
     let origin = ScriptedOrigin::start_plain();
