@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use integration::write_secret;
 use tempfile::TempDir;
 
 use crate::handshake::{OriginCa, client_config, tls_handshake};
@@ -31,7 +32,7 @@ impl CredentialScene {
             ScriptedOrigin::start_tls(root.server_config("b.test")),
         );
         let secret = tempfile::tempdir().unwrap();
-        fs::write(secret.path().join("key"), format!("{SECRET}\n")).unwrap();
+        write_secret(&secret.path().join("key"), &format!("{SECRET}\n"));
         let policy = format!(
             "[[allow]]\nname = \"model\"\nhosts = [\"a.test:{0}\"]\nmethods = [\"POST\"]\npaths = [\"/v1/**\"]\n\
              credential = \"key\"\nresolves_to = [\"127.0.0.0/8\"]\n\
@@ -157,7 +158,7 @@ fn p11_without_it_nothing_is_sent() {
     ] {
         match content {
             None => fs::remove_file(&file).unwrap(),
-            Some(content) => fs::write(&file, content).unwrap(),
+            Some(content) => write_secret(&file, content),
         }
         let refused = |answer: &RawResponse| scene.world.record_says(answer, why);
         scene.wait_for_answer(what, refused);
@@ -167,7 +168,7 @@ fn p11_without_it_nothing_is_sent() {
         assert!(scene.world.record_says(&answer, "credential `key`"), "{what}: {}", answer.text());
         assert_eq!(scene.bound.requests().len(), before, "{what}: a request left without it");
     }
-    fs::write(&file, "another-secret-of-ours").unwrap();
+    write_secret(&file, "another-secret-of-ours");
     scene.wait_for_answer("it is read again", |answer| answer.status == 200);
     assert_eq!(CredentialScene::received_authorization(&scene.bound), ["Bearer another-secret-of-ours"]);
 }

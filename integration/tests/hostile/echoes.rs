@@ -4,6 +4,7 @@
 use std::fs;
 use std::process::Command;
 
+use integration::write_secret;
 use serde_json::Value;
 
 use crate::credentials::{CredentialScene, SECRET};
@@ -272,7 +273,7 @@ impl Http2EchoScene {
         let root = OriginCa::new();
         let origin = Http2Origin::start(&root, "a.test");
         let secret = tempfile::tempdir().unwrap();
-        fs::write(secret.path().join("key"), format!("{SECRET}\n")).unwrap();
+        write_secret(&secret.path().join("key"), &format!("{SECRET}\n"));
         let policy = format!(
             "[[allow]]\nname = \"model\"\nhosts = [\"a.test:{}\"]\npaths = [\"/v1/**\"]\ncredential = \"key\"\n\
              resolves_to = [\"127.0.0.0/8\"]\n{more}",

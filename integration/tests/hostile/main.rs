@@ -30,6 +30,8 @@ mod origin;
 mod pipelining;
 mod refusals;
 mod sandboxes;
+mod secret_files;
+mod secret_sources;
 mod signal_commands;
 mod signals;
 mod streams;

@@ -7,7 +7,7 @@ use std::process::{Output, Stdio};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use integration::{sandbar, text};
+use integration::{sandbar, text, write_secret};
 use rules::signals::canary::{CanaryShape, RANDOM_BYTES, make};
 use serde_json::Value;
 
@@ -366,7 +366,7 @@ fn hex_run(length: usize) -> String {
 fn canaries_and_credentials_of_an_instance_are_tried_too() {
     let secret = tempfile::tempdir().unwrap();
     let key = secret.path().join("key");
-    fs::write(&key, "s3cr3t-0123456789-abcdef\n").unwrap();
+    write_secret(&key, "s3cr3t-0123456789-abcdef\n");
     let tables =
         format!("[[credential]]\nname = \"key\"\nfile = \"{}\"\nhosts = [\"b.test\"]\n", key.display());
     let setup = InstanceSetup::with_hosts(&[("a.test", 443)]);

@@ -240,14 +240,18 @@ impl Injection {
     /// # Errors
     ///
     /// Returns a refusal that names the credential, if one has no value now or may not go to this host.
-    pub(crate) fn prepare(
+    pub(crate) async fn prepare(
         store: &CredentialStore,
         key: &PlaceholderKey,
         permit: &Permit,
     ) -> Result<Self, Refusal> {
         let filter = AccountFilter::new(permit, Some(key), |name| store.definition(name))?;
-        let values = permit.credentials().iter().map(|name| store.current(name));
-        Ok(Injection { filter, values: values.collect::<Result<_, _>>()? })
+        let mut values = Vec::new();
+        for name in permit.credentials() {
+            let port = permit.port().ok_or(Reason::CredentialUnavailable)?;
+            values.push(store.value(name, permit.host(), port).await?);
+        }
+        Ok(Injection { filter, values })
     }
 
     pub(crate) fn filter(&self) -> &AccountFilter {

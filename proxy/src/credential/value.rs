@@ -7,12 +7,14 @@ use pingora_http::RequestHeader;
 use rules::Reason;
 use secrecy::{ExposeSecret, SecretString};
 
+use crate::credential::error::CredentialError;
 use crate::credential::scrub::EchoPatterns;
-use crate::credential::store::CredentialError;
 use crate::report::refusal::Refusal;
 
 /// Shortest credential: a shorter one would occur by chance in responses.
 pub(super) const SHORTEST: usize = 8;
+/// Shortest secret of a source that is searched for.
+const SHORTEST_HIDDEN: usize = 16;
 /// Request fields that ask for a response the scrubber cannot search: partial content, or compression inside the
 /// body.
 const UNSEARCHABLE_FIELDS: [&str; 6] = [
@@ -27,6 +29,8 @@ const UNSEARCHABLE_FIELDS: [&str; 6] = [
 /// A credential, and the forms in which an origin server may echo it.
 pub(crate) struct CredentialValue {
     content: CredentialContent,
+    /// What was shown to its source, such as a client's secret: no answer may contain it either.
+    hidden: Vec<SecretString>,
     echoes: Arc<EchoPatterns>,
 }
 
@@ -52,7 +56,8 @@ impl CredentialValue {
         let value = value.strip_suffix('\r').unwrap_or(value);
         check_secret(value)?;
         let echoes = Arc::new(EchoPatterns::new(value));
-        Ok(CredentialValue { content: CredentialContent::Text(SecretString::from(value)), echoes })
+        let content = CredentialContent::Text(SecretString::from(value));
+        Ok(CredentialValue { content, hidden: Vec::new(), echoes })
     }
 
     /// Takes keys of AWS, each a line of visible characters.
@@ -61,7 +66,13 @@ impl CredentialValue {
         check_secret(keys.secret.expose_secret())?;
         keys.session_token.as_ref().map_or(Ok(()), |token| check_secret(token.expose_secret()))?;
         let echoes = Arc::new(EchoPatterns::new(keys.secret.expose_secret()));
-        Ok(CredentialValue { content: CredentialContent::Aws(keys), echoes })
+        Ok(CredentialValue { content: CredentialContent::Aws(keys), hidden: Vec::new(), echoes })
+    }
+
+    /// Adds secrets of its source that must not reach the sandbox. Short ones would occur by chance.
+    pub(super) fn hide(&mut self, secrets: impl IntoIterator<Item = SecretString>) {
+        let long = secrets.into_iter().filter(|secret| secret.expose_secret().len() >= SHORTEST_HIDDEN);
+        self.hidden.extend(long);
     }
 
     /// Returns what a request carries as it is; `None` if requests are signed with it.
@@ -86,7 +97,7 @@ impl CredentialValue {
             CredentialContent::Text(text) => (text, None),
             CredentialContent::Aws(keys) => (&keys.secret, keys.session_token.as_ref()),
         };
-        [Some(first), second].into_iter().flatten().map(ExposeSecret::expose_secret)
+        [Some(first), second].into_iter().flatten().chain(&self.hidden).map(ExposeSecret::expose_secret)
     }
 
     /// Returns the bare value, for a header field other than `Authorization`.
@@ -114,6 +125,7 @@ pub(crate) fn ask_for_searchable_answer(request: &mut RequestHeader) -> Result<(
 fn check_secret(value: &str) -> Result<(), CredentialError> {
     match value.bytes().all(|byte| byte.is_ascii_graphic()) {
         false => Err(CredentialError::Malformed),
+        true if value.is_empty() => Err(CredentialError::Empty),
         true if value.len() < SHORTEST => Err(CredentialError::Short),
         true => Ok(()),
     }

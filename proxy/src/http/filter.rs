@@ -123,7 +123,8 @@ impl RequestFilter {
             }
         };
         monitor.connection.pin(permit.host());
-        let injection = Injection::prepare(&self.shared.credentials, &self.shared.placeholders, &permit);
+        let injection =
+            Injection::prepare(&self.shared.credentials, &self.shared.placeholders, &permit).await;
         let injection = injection.map_err(|refusal| refusal.under(&permit))?;
         monitor.set_byte_count(record.byte_count());
         let leaving = outgoing_head(session.req_header(), Some(&permit), injection.filter());

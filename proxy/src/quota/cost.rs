@@ -94,6 +94,11 @@ pub fn limits_markdown() -> String {
     for (object, cost) in costs(&TrafficLimits::default()) {
         text += &format!("| {object} | {cost} |\n");
     }
+    text += "\n## Credentials\n\nNo request fetches a credential: a task for each does, and requests wait for it at most \
+             as long as one fetch may take.\n\n| bound | most |\n| --- | --- |\n";
+    for (what, most) in crate::credential::bounds() {
+        text += &format!("| {what} | {most} |\n");
+    }
     text += &format!(
         "\n## The products, worked out\n\nWith default settings, on a machine with {} of memory and {EXAMPLE_SANDBOXES} \
          sandboxes. *Alone* is what one sandbox can take while the others are idle, *kept* what each has left then.\n\n\
