@@ -27,6 +27,7 @@ mod listeners;
 mod names;
 mod origin;
 mod pipelining;
+mod reflect;
 mod refusals;
 mod sandboxes;
 mod signal_commands;

@@ -17,6 +17,7 @@ use rules::signals::secrets::ExactValue;
 use sys::file;
 use zeroize::Zeroizing;
 
+use crate::credential::scrub::LabelledSecret;
 use crate::credential::value::{CredentialValue, SHORTEST};
 use crate::report::refusal::Refusal;
 
@@ -132,6 +133,21 @@ impl CredentialStore {
             }));
         }
         values
+    }
+
+    /// Returns the secrets of these credentials, to mask them in answers.
+    pub(crate) fn secrets_of(&self, names: &[&CredentialName]) -> Vec<LabelledSecret> {
+        let mut secrets = Vec::new();
+        for name in names {
+            let Some(Ok(value)) = self.by.get(*name).map(|source| source.current(Instant::now())) else {
+                continue;
+            };
+            secrets.extend(value.secrets().map(|secret| LabelledSecret {
+                name: (*name).clone(),
+                value: Zeroizing::new(secret.to_owned()),
+            }));
+        }
+        secrets
     }
 
     /// Returns the credential that the file held when it was last looked at.
