@@ -30,6 +30,7 @@ use crate::admin::server::AdminServer;
 use crate::admin::status::AdminState;
 use crate::budget::gates::Gates;
 use crate::budget::ledger::Ledger;
+use crate::credential::scrub::EchoCache;
 use crate::credential::{self, CredentialStore, PlaceholderKey};
 use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::Shared;
@@ -292,6 +293,7 @@ fn build_shared(
     let find = move |sandbox: &SandboxRef| Some(states.sandbox(&sandbox.id)?.signals.clone());
     filter.set_name_inspector(Arc::new(QueryInspector::new(&inspector, Box::new(find))));
     Ok(Arc::new(Shared {
+        echoes: EchoCache::default(),
         rules: rules.clone(),
         log: log.clone(),
         resolver: Resolver::new(filter.clone()),

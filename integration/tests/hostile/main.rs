@@ -28,6 +28,7 @@ mod listeners;
 mod names;
 mod origin;
 mod pipelining;
+mod reflect;
 mod refusals;
 mod sandboxes;
 mod secret_files;

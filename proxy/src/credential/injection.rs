@@ -258,10 +258,6 @@ impl Injection {
         &self.filter
     }
 
-    pub(crate) fn values(&self) -> &[Arc<CredentialValue>] {
-        &self.values
-    }
-
     /// Adds the credentials to a request that went through the filter.
     ///
     /// # Errors

@@ -26,4 +26,4 @@ pub(crate) use self::source::endpoint::trust_source;
 pub use self::source::kind;
 pub(crate) use self::store::{CredentialStatus, CredentialStore, PreparedCredentials};
 pub use self::trial::{CredentialTrial, check_credential, try_credential};
-pub(crate) use self::value::{CredentialValue, ask_for_searchable_answer};
+pub(crate) use self::value::CredentialValue;

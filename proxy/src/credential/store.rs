@@ -19,16 +19,13 @@ use rules::credential::{Credential, CredentialSource};
 use rules::ids::CredentialName;
 use rules::signals::secrets::ExactValue;
 use rules::{Host, Reason};
+use secrecy::ExposeSecret;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
+use zeroize::Zeroizing;
 
-use crate::credential::cell::{CredentialCell, ValueStatus};
-use crate::credential::error::CredentialError;
-use crate::credential::file_watch;
-use crate::credential::known::{KnownSecrets, KnownValues};
-use crate::credential::source::endpoint::{TokenClient, trust_source};
-use crate::credential::source::{self, Source};
-use crate::credential::value::CredentialValue;
+use crate::credential::scrub::LabelledSecret;
+use crate::credential::value::{CredentialValue, SHORTEST};
 use crate::report::refusal::Refusal;
 
 /// How long the start and a reload wait for the files of all credentials. One that hangs is read later, or never.
@@ -161,30 +158,22 @@ impl CredentialStore {
         Ok(entries)
     }
 
-    fn prepare_entry(&self, one: &Credential, fetching: &FetchSettings) -> io::Result<CredentialEntry> {
-        let cell = Arc::new(CredentialCell::new(one.name.clone(), one.timeout, self.known.clone()));
-        let (file, start) = match &one.source {
-            CredentialSource::File(path) => {
-                let path = fetching.base.join(path);
-                (Some(path.clone()), Start::Watch(file_watch::watch(path, &cell)?))
-            }
-            CredentialSource::Env(_)
-            | CredentialSource::Command(_)
-            | CredentialSource::OAuth2(_)
-            | CredentialSource::Google(_)
-            | CredentialSource::GitHubApp(_)
-            | CredentialSource::Aws(_)
-            | CredentialSource::Spiffe(_) => {
-                let source = Source::open(one, &fetching.base, &fetching.client)?;
-                (None, Start::Fetch(Box::new(source), fetching.runtime.clone()))
-            }
-        };
-        let (task, start) = (Mutex::default(), Mutex::new(Some(start)));
-        Ok(CredentialEntry { definition: Arc::new(one.clone()), cell, file, task, start })
+    /// Returns the secrets of these credentials, to mask them in answers.
+    pub(crate) fn secrets_of(&self, names: &[&CredentialName]) -> Vec<LabelledSecret> {
+        let mut secrets = Vec::new();
+        for name in names {
+            let Some(Ok(value)) = self.by.get(*name).map(|source| source.current(Instant::now())) else {
+                continue;
+            };
+            secrets.extend(value.secrets().map(|secret| LabelledSecret {
+                name: (*name).clone(),
+                value: Zeroizing::new(secret.to_owned()),
+            }));
+        }
+        secrets
     }
 
-    /// Returns the value of a credential for a request to this host and port. Waits, within the credential's deadline,
-    /// for a fetch in progress.
+    /// Returns the credential that the file held when it was last looked at.
     ///
     /// # Errors
     ///
@@ -238,6 +227,18 @@ impl CredentialStore {
     /// Returns the secrets of these credentials, now and in the last day, to mask them in answers.
     pub(crate) fn secrets_of<'a>(&self, names: impl IntoIterator<Item = &'a CredentialName>) -> KnownSecrets {
         self.known.secrets_of(names)
+    }
+
+    /// Returns the same with the name of the credential at each.
+    pub(crate) fn labelled_secrets(&self, names: &[&CredentialName]) -> Vec<LabelledSecret> {
+        let secrets = names.iter().flat_map(|name| {
+            let secrets = self.known.secrets_of([*name]).secrets.into_iter();
+            secrets.map(|secret| LabelledSecret {
+                name: (*name).clone(),
+                value: Zeroizing::new(secret.expose_secret().to_owned()),
+            })
+        });
+        secrets.collect()
     }
 
     /// Returns the state of every credential, by name.

@@ -28,8 +28,8 @@ use super::request::{ParsedRequest, request_facts, request_record};
 use super::scrub_fields::{ScrubOutcome, scrub_response, scrub_trailers};
 use super::upgrade::is_websocket;
 use super::{PacedBody, RequestMonitor, RequestScope};
-use crate::credential::scrub::ResponseScrubber;
-use crate::credential::{AccountFilter, Injection, ask_for_searchable_answer};
+use crate::credential::scrub::AnswerScrubber;
+use crate::credential::{AccountFilter, Injection};
 use crate::egress::connect::DialledConnection;
 use crate::egress::departure::{Departure, DepartureTerms};
 use crate::egress::shared::{Shared, decide};
@@ -219,12 +219,13 @@ async fn respond(session: &mut Session, response: RefusalResponse, body: Refusal
 
 /// Records a finding if the origin server echoed an injected credential: the sandbox may have made it do so.
 async fn record_echo(state: &RequestState) {
-    let Some(departed) = &state.departed else { return };
-    let echoed = departed.scrubber.as_ref().is_some_and(|scrubber| scrubber.echo_count() > 0);
-    let Some(record) = state.record.as_ref().filter(|_| echoed) else { return };
-    let names: Vec<&str> =
-        departed.departure.permit().credentials().iter().map(|name| name.as_str()).collect();
-    let message = format!("Credential `{}` was masked in the response.", names.join("` or `"));
+    let found = state.departed.as_ref().and_then(|departed| departed.scrubber.as_ref());
+    let found = found.map(AnswerScrubber::found).filter(|scrubber| scrubber.echo_count() > 0);
+    let Some((found, record)) = found.zip(state.record.as_ref()) else { return };
+    let mut names: Vec<&str> = found.found_labels().collect();
+    names.sort_unstable();
+    names.dedup();
+    let message = format!("Credential `{}` was masked in the response.", names.join("`, `"));
     let finding = DetectionFinding {
         code: FindingCode::CredentialEchoed,
         title: "The origin server echoed an injected credential".into(),
@@ -404,18 +405,11 @@ impl ProxyHttp for RequestFilter {
         let permit = departed.departure.permit();
         // However the client spelt it, and although HTTP/1.0 may omit it.
         set_authority(upstream, &host_header(permit, scheme))?;
-        if let [value, rest @ ..] = departed.injection.values() {
-            if !rest.is_empty() {
-                let why = "answers are searched for one credential";
-                return Err(state.fail(Refusal::from(Reason::CredentialUnavailable).with_detail(why)));
-            }
-            departed.scrubber = Some(ResponseScrubber::new(value.echoes()));
-            let asked = ask_for_searchable_answer(upstream);
-            let injected = asked.and_then(|()| departed.injection.inject(upstream, scheme, &placeholders));
-            if let Err(refusal) = injected {
-                return Err(state.fail(refusal));
-            }
+        if let Err(refusal) = departed.injection.inject(upstream, scheme, &placeholders) {
+            return Err(state.fail(refusal));
         }
+        state.search_answer(&self.shared, upstream)?;
+        let departed = state.departed()?;
         let grpc = is_grpc(&upstream.headers);
         if grpc && session.req_header().headers.contains_key("te") {
             upstream.insert_header("te", "trailers")?; // Pingora strips it as hop-by-hop; gRPC needs it
@@ -453,7 +447,7 @@ impl ProxyHttp for RequestFilter {
 
     async fn response_filter(
         &self,
-        _: &mut Session,
+        session: &mut Session,
         response: &mut ResponseHeader,
         request: &mut RequestContext,
     ) -> Result<()> {
@@ -472,8 +466,10 @@ impl ProxyHttp for RequestFilter {
         let checked = check_answer_fields(&response.headers, limits)
             .and_then(|()| check_interim_answers(state.interim_answers, limits));
         checked.map_err(|refusal| state.fail(refusal))?;
+        let has_body = session.req_header().method != ::http::Method::HEAD;
+        let host = state.scrubbed_host();
         if let Some(scrubber) = state.scrubber()
-            && scrub_response(response, scrubber)? == ScrubOutcome::Unreadable
+            && scrub_response(response, scrubber, host, has_body)? == ScrubOutcome::Unreadable
         {
             return Err(state.fail(Reason::AnswerUnreadable));
         }
@@ -515,8 +511,12 @@ impl ProxyHttp for RequestFilter {
     ) -> Result<Option<std::time::Duration>> {
         let state = request.state()?;
         if let Some(scrubber) = state.scrubber() {
-            let scrubbed = scrubber.scrub(body.as_ref(), last);
-            *body = (!scrubbed.is_empty() || body.is_some()).then_some(scrubbed);
+            let passed = scrubber.pass(body.as_ref(), last);
+            let memory = scrubber.take_memory();
+            let passed = passed.map_err(|error| Refusal::from(Reason::AnswerUnreadable).with_detail(error));
+            let reserved = state.quota.as_mut().map_or(Ok(()), |quota| quota.buffers.grow(memory));
+            let passed = reserved.and(passed).map_err(|refusal| state.fail(refusal))?;
+            *body = (!passed.is_empty() || body.is_some()).then_some(passed);
         }
         let bytes = body.as_ref().map_or(0, Bytes::len) as u64;
         state.charge_blocking(UsageKind::Download, bytes)?;
@@ -529,25 +529,36 @@ impl ProxyHttp for RequestFilter {
 
     async fn response_trailer_filter(
         &self,
-        _: &mut Session,
+        session: &mut Session,
         trailers: &mut HeaderMap,
         request: &mut RequestContext,
     ) -> Result<Option<Bytes>> {
         strip_trailers(trailers);
         let state = request.state()?;
-        let rest = state.scrubber().map(|scrubber| scrub_trailers(trailers, scrubber));
+        let rest = state.scrubber().map(|scrubber| scrub_trailers(trailers, scrubber)).transpose();
+        let rest = rest.map_err(|error| Refusal::from(Reason::AnswerUnreadable).with_detail(error));
+        let rest = rest.map_err(|refusal| state.fail(refusal)).map(Option::unwrap_or_default);
         let bytes = head_bytes(trailers) + rest.as_ref().map_or(0, Bytes::len) as u64;
         let checked =
             check_answer_fields(trailers, &self.shared.limits).map_err(|refusal| state.fail(refusal));
-        if checked.is_err() || state.count_received(bytes).await.is_err() {
+        let (Ok(rest), Ok(()), Ok(())) = (rest, checked, state.count_received(bytes).await) else {
             trailers.clear(); // Pingora forwards them even if this phase fails
             if let Some(refusal) = &state.refusal {
                 state.monitor.cut.trigger(refusal.reason);
             }
             return Ok(None);
+        };
+        if rest.is_empty() {
+            return Ok(None);
         }
-        // Pingora forwards either these bytes or the trailers, not both. A complete body matters more.
-        Ok(rest.filter(|rest| !rest.is_empty()))
+        // Pingora forwards either these bytes or the trailers, not both. If everything before them has been written, they
+        // can be written here; else a complete body matters more.
+        let written = session.as_ref().body_bytes_sent() as u64;
+        if written == state.departed()?.body_bytes.received_bytes {
+            session.write_response_body(Some(rest), false).await?;
+            return Ok(None);
+        }
+        Ok(Some(rest))
     }
 
     async fn fail_to_proxy(

@@ -5,6 +5,8 @@ use rules::quota::{MachineLimits, QuotaSettings, Resource};
 use rules::signals::content::MAX_UNDECIDED;
 use rules::signals::flow::{DEFAULT_FINGERPRINTS, FlowTable, MIN_FINGERPRINTS};
 
+use crate::credential::scrub::{DECODER_BYTES, MAX_CODINGS, MAX_DECODED, MAX_DECODER_WINDOW, MAX_HELD};
+
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
@@ -165,6 +167,20 @@ fn costs(limits: &TrafficLimits) -> Vec<(String, String)> {
         ),
         ("request body that is searched, in addition", format!("at most {} of buffers", bytes(SEARCH_BYTES))),
         ("response body", format!("at most {} of buffers", bytes(DOWNLOAD_BYTES))),
+        (
+            "response body that is searched for credentials, in addition",
+            format!("nothing for text; at most {} are held back, and masked beyond", bytes(MAX_HELD as u64)),
+        ),
+        (
+            "response body that is decoded to be searched, in addition",
+            format!(
+                "for each of at most {MAX_CODINGS} codings {} and its window, at most {}; and what a piece becomes, at \
+                 most {}",
+                bytes(DECODER_BYTES),
+                bytes(MAX_DECODER_WINDOW),
+                bytes(MAX_DECODED as u64)
+            ),
+        ),
         ("memory request body", format!("its bytes, at most {}", bytes(limits.memory_body_bytes))),
         ("memory response body", format!("its bytes, at most {}", bytes(limits.memory_answer_bytes))),
         (
