@@ -2,6 +2,7 @@
 //! their hosts only, and masked in whatever the origin server sends back.
 
 pub mod scrub;
+pub(crate) mod sigv4;
 mod store;
 mod value;
 
