@@ -178,6 +178,26 @@ pub fn before_exec(
     Ok(())
 }
 
+/// Keeps the memory of this process from other processes of its user and from core dumps: clears the dumpable flag
+/// (`prctl(2)`) and sets `RLIMIT_CORE` to 0, which children inherit.
+///
+/// # Errors
+///
+/// Returns the error of the system call.
+pub fn hide_memory() -> io::Result<()> {
+    // SAFETY: the call takes no pointers.
+    done(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) }.into())?;
+    Ok(nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0)?)
+}
+
+/// Kills every process of the group that `leader` leads. One without processes is none.
+pub fn kill_group(leader: u32) {
+    let Ok(leader) = i32::try_from(leader) else { return };
+    if leader > 1 {
+        drop(nix::sys::signal::killpg(Pid::from_raw(leader), nix::sys::signal::Signal::SIGKILL));
+    }
+}
+
 /// Exits a forked child at once (`_exit(2)`): no destructors, no exit handlers, and no flush of
 /// buffers it shares with its parent.
 pub fn exit(status: c_int) -> ! {
