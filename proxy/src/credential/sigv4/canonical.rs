@@ -88,8 +88,7 @@ pub(super) fn service_path(path: &str) -> String {
 pub(super) fn canonical_fields(fields: &HeaderMap) -> (String, Vec<u8>) {
     let is_signed =
         |name: &HeaderName| SIGNED_FIELDS.contains(&name.as_str()) || name.as_str().starts_with(AWS_FIELDS);
-    let mut names: Vec<&str> =
-        fields.keys().filter(|name| is_signed(name)).map(HeaderName::as_str).collect();
+    let mut names: Vec<&str> = fields.keys().filter(|name| is_signed(name)).map(HeaderName::as_str).collect();
     names.sort_unstable();
     let mut lines = Vec::new();
     for name in &names {

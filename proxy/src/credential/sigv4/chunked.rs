@@ -181,12 +181,13 @@ impl ChunkDecoder {
             | DecoderState::DataEnd
             | DecoderState::Trailer
             | DecoderState::TrailerEnd
-            | DecoderState::End => Err(SigningFault::Chunks("its end is missing")),
+            | DecoderState::End => Err(SigningFault::NO_END),
         }
     }
 
     fn read_line(&mut self, line: &[u8]) -> Result<DecoderState, SigningFault> {
-        let text = std::str::from_utf8(line).map_err(|_| SigningFault::Chunks("a line of it is not ASCII"))?;
+        let text =
+            std::str::from_utf8(line).map_err(|_| SigningFault::Chunks("a line of it is not ASCII"))?;
         let ended = text.strip_suffix("\r\n");
         match (self.state, ended) {
             (DecoderState::Trailer, None) => {
@@ -406,7 +407,7 @@ mod tests {
         let chunks = SigningFault::Chunks;
         let size = || Err(chunks("the size of a chunk is malformed"));
         let line_end = || Err(chunks("a line of it does not end where it should"));
-        let no_end = || Err(chunks("its end is missing"));
+        let no_end = || Err(SigningFault::NO_END);
         for (form, length, text, expected) in [
             (unsigned, Some(3), format!("3\r\nabc\r\n0\r\n{trailer}\r\n\r\n"), Ok((3, 1))),
             (unsigned, None, format!("2\r\nab\r\n00001\r\nc\r\n0\r\n{trailer}\r\n\r\n"), Ok((3, 1))),
@@ -418,15 +419,15 @@ mod tests {
                 format!("{line}\r\nabc\r\n{end}{trailer}\r\nx-amz-trailer-signature:{sha}\r\n\r\n"),
                 Ok((3, 1)),
             ),
-            (
-                both,
-                Some(0),
-                format!("{end}{trailer}\n\r\nX-Amz-Trailer-Signature:{sha}\r\n\r\n"),
-                Ok((0, 1)),
-            ),
+            (both, Some(0), format!("{end}{trailer}\n\r\nX-Amz-Trailer-Signature:{sha}\r\n\r\n"), Ok((0, 1))),
             // Lies about sizes.
             (unsigned, Some(3), "4\r\nabcd\r\n".into(), Err(SigningFault::DecodedLength)),
-            (unsigned, Some(3), format!("2\r\nab\r\n0\r\n{trailer}\r\n\r\n"), Err(SigningFault::DecodedLength)),
+            (
+                unsigned,
+                Some(3),
+                format!("2\r\nab\r\n0\r\n{trailer}\r\n\r\n"),
+                Err(SigningFault::DecodedLength),
+            ),
             (unsigned, Some(3), "fffffffffffff\r\n".into(), Err(SigningFault::DecodedLength)),
             (unsigned, None, "10000000000000\r\n".into(), size()),
             (unsigned, None, "2\r\nabc\r\n".into(), line_end()),
@@ -448,12 +449,7 @@ mod tests {
             (unsigned, None, format!("0\r\n{trailer}\r\n"), no_end()),
             (unsigned, None, String::new(), no_end()),
             (signed, None, end.clone(), no_end()),
-            (
-                unsigned,
-                None,
-                format!("0\r\n{trailer}\r\n\r\nGET /"),
-                Err(chunks("bytes follow its end")),
-            ),
+            (unsigned, None, format!("0\r\n{trailer}\r\n\r\nGET /"), Err(chunks("bytes follow its end"))),
             (signed, None, format!("{end}\r\n\r\n"), Err(chunks("bytes follow its end"))),
             // Trailers that were not announced.
             (unsigned, None, "0\r\n\r\n".into(), Err(SigningFault::Trailer)),
@@ -465,9 +461,15 @@ mod tests {
             (signed, None, format!("{end}{trailer}\r\n\r\n"), line_end()),
             (both, None, format!("{end}{trailer}\r\n\r\n"), Err(SigningFault::Trailer)),
             (both, None, format!("{end}x-amz-trailer-signature:{sha}\r\n"), Err(SigningFault::Trailer)),
-            (both, None, format!("{end}{trailer}\r\nx-amz-trailer-signature:00\r\n"), Err(SigningFault::Trailer)),
+            (
+                both,
+                None,
+                format!("{end}{trailer}\r\nx-amz-trailer-signature:00\r\n"),
+                Err(SigningFault::Trailer),
+            ),
         ] {
-            let expected = expected.map(|(bytes, trailers): (usize, usize)| (b"abc".repeat(bytes / 3), trailers));
+            let expected =
+                expected.map(|(bytes, trailers): (usize, usize)| (b"abc".repeat(bytes / 3), trailers));
             let whole = decode(form, length, std::iter::once(text.clone().into_bytes()));
             let single = decode(form, length, text.bytes().map(|byte| vec![byte]));
             let counted = |(content, trailers): (Vec<u8>, Vec<String>)| (content, trailers.len());
@@ -519,7 +521,8 @@ mod tests {
             }
             expected.extend_from_slice(b"\r\n");
             for piece in [1 << 20, 64 << 10, 1000, 7] {
-                let key = SigningKey::derive(&documented_key(), "s3", "us-east-1", documented_time()).unwrap();
+                let key =
+                    SigningKey::derive(&documented_key(), "s3", "us-east-1", documented_time()).unwrap();
                 let mut encoder = ChunkEncoder::new(form, key, request_signature.to_owned());
                 let mut sent: Vec<u8> =
                     content.chunks(piece).flat_map(|piece| encoder.encode(piece).to_vec()).collect();
@@ -536,7 +539,8 @@ mod tests {
             let line = |trailer: &Trailer| format!("{}:{}", trailer.name, "A".repeat(trailer.length));
             let lines: Vec<String> = trailers.iter().map(line).collect();
             for length in [0, 1, 15, 16, 65_535, 65_536, 65_537, 131_072, 200_000] {
-                let key = SigningKey::derive(&documented_key(), "s3", "us-east-1", documented_time()).unwrap();
+                let key =
+                    SigningKey::derive(&documented_key(), "s3", "us-east-1", documented_time()).unwrap();
                 let mut encoder = ChunkEncoder::new(form, key, String::new());
                 let sent = encoder.encode(&vec![0; length]).len() + encoder.finish(&lines).len();
                 assert_eq!(sent as u64, encoded_length(form, length as u64, &trailers), "{form:?} {length}");

@@ -26,8 +26,10 @@ use self::canonical::{
 use self::chunked::{CHUNK_BYTES, ChunkDecoder, ChunkEncoder, encoded_length};
 pub(crate) use self::claims::strip_signature;
 use self::claims::{check_form, set_target};
-use self::payload::{ChunkedPayload, MAX_HELD, MAX_HELD_OPEN, PayloadKind, ServiceKind, UNSIGNED, payload_kind};
-use self::signature::{SigningKey, digest_hex, hex};
+use self::payload::{
+    ChunkedPayload, MAX_HELD, MAX_HELD_OPEN, PayloadKind, ServiceKind, UNSIGNED, payload_kind,
+};
+use self::signature::{EMPTY_DIGEST, SigningKey, digest_hex, hex};
 use crate::credential::value::AwsKeys;
 use crate::report::refusal::Refusal;
 
@@ -62,6 +64,10 @@ pub(crate) enum SigningFault {
     TooLong,
     #[error("the trailers of the body are not the checksums that `X-Amz-Trailer` names")]
     Trailer,
+}
+
+impl SigningFault {
+    const NO_END: Self = SigningFault::Chunks("its end is missing");
 }
 
 impl From<SigningFault> for Refusal {
@@ -102,8 +108,19 @@ impl RequestSigning {
         length: Option<u64>,
     ) -> Result<Self, SigningFault> {
         let kind = payload_kind(request, ServiceKind::of(service), length)?;
-        if matches!(kind, PayloadKind::Held { .. }) && length.is_some_and(|length| length > MAX_HELD) {
-            return Err(SigningFault::TooLong);
+        match &kind {
+            PayloadKind::Held { .. } if length.is_some_and(|length| length > MAX_HELD) => {
+                return Err(SigningFault::TooLong);
+            }
+            // Pingora gives no body to filters that is none.
+            PayloadKind::Declared(digest) if length == Some(0) && digest != EMPTY_DIGEST => {
+                return Err(SigningFault::Digest);
+            }
+            PayloadKind::Chunked(_) if length == Some(0) => return Err(SigningFault::NO_END),
+            PayloadKind::Unsigned
+            | PayloadKind::Declared(_)
+            | PayloadKind::Held { .. }
+            | PayloadKind::Chunked(_) => {}
         }
         let (service, region) = (service.to_owned(), region.to_owned());
         Ok(RequestSigning { service, region, kind, length, body: BodySigning::Passed })
