@@ -5,6 +5,8 @@ use rules::quota::{MachineLimits, QuotaSettings, Resource};
 use rules::signals::content::MAX_UNDECIDED;
 use rules::signals::flow::{DEFAULT_FINGERPRINTS, FlowTable, MIN_FINGERPRINTS};
 
+use crate::credential::sigv4::{CHUNKED_BYTES, MAX_HELD, MAX_HELD_OPEN};
+
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
@@ -159,6 +161,11 @@ fn costs(limits: &TrafficLimits) -> Vec<(String, String)> {
             format!("at most {} of buffers: what is undecided, and blocks", bytes(HELD_BYTES)),
         ),
         ("request body that is searched, in addition", format!("at most {} of buffers", bytes(SEARCH_BYTES))),
+        (
+            "request body that is held to be signed for AWS",
+            format!("its bytes, at most {}; {} without a length", bytes(MAX_HELD), bytes(MAX_HELD_OPEN)),
+        ),
+        ("request body in chunks of AWS, in addition", format!("{} of buffers", bytes(CHUNKED_BYTES))),
         ("response body", format!("at most {} of buffers", bytes(DOWNLOAD_BYTES))),
         ("memory request body", format!("its bytes, at most {}", bytes(limits.memory_body_bytes))),
         ("memory response body", format!("its bytes, at most {}", bytes(limits.memory_answer_bytes))),

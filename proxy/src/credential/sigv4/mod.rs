@@ -33,6 +33,9 @@ use self::signature::{EMPTY_DIGEST, SigningKey, digest_hex, hex};
 use crate::credential::value::AwsKeys;
 use crate::report::refusal::Refusal;
 
+/// Bytes that signing holds of a body in chunks: what has not filled a chunk, and a chunk.
+pub(crate) const CHUNKED_BYTES: u64 = 2 * CHUNK_BYTES as u64;
+
 /// Why a request cannot be signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SigningFault {
@@ -154,7 +157,7 @@ impl RequestSigning {
     /// Returns how many bytes signing holds of a body that passes.
     pub(crate) fn buffered_bytes(&self) -> u64 {
         match &self.kind {
-            PayloadKind::Chunked(_) => 2 * CHUNK_BYTES as u64, // what has not filled a chunk, and a chunk
+            PayloadKind::Chunked(_) => CHUNKED_BYTES,
             PayloadKind::Unsigned | PayloadKind::Declared(_) | PayloadKind::Held { .. } => 0,
         }
     }
