@@ -6,6 +6,7 @@
 mod agreement;
 mod answers;
 mod attempted;
+mod aws;
 mod bodies;
 mod bytes;
 mod credentials;

@@ -194,7 +194,10 @@ impl RequestSigning {
             PayloadKind::Chunked(ChunkedPayload { form, length, trailers }) => {
                 length.map(|length| encoded_length(*form, length, trailers))
             }
-            PayloadKind::Held { .. } => self.length,
+            PayloadKind::Held { .. } => {
+                request.remove_header("expect"); // the client went on already
+                self.length
+            }
             PayloadKind::Unsigned | PayloadKind::Declared(_) => None,
         };
         if let Some(length) = length {
@@ -251,7 +254,8 @@ impl RequestSigning {
                 }
                 Ok(bytes)
             }
-            BodySigning::Held(body) => Ok(last.then(|| body.clone())),
+            BodySigning::Held(body) if last => Ok(Some(body.clone())),
+            BodySigning::Held(_) => Ok(Some(Bytes::new())),
             BodySigning::Chunked(chunked) => {
                 let content = chunked.0.decode(arrived)?;
                 if last {
