@@ -26,9 +26,8 @@ use self::canonical::{
 use self::chunked::{CHUNK_BYTES, ChunkDecoder, ChunkEncoder, encoded_length};
 pub(crate) use self::claims::strip_signature;
 use self::claims::{check_form, set_target};
-use self::payload::{
-    ChunkedPayload, MAX_HELD, MAX_HELD_OPEN, PayloadKind, ServiceKind, UNSIGNED, payload_kind,
-};
+use self::payload::{ChunkedPayload, PayloadKind, ServiceKind, UNSIGNED, payload_kind};
+pub(crate) use self::payload::{MAX_HELD, MAX_HELD_OPEN};
 use self::signature::{EMPTY_DIGEST, SigningKey, digest_hex, hex};
 use crate::credential::value::AwsKeys;
 use crate::report::refusal::Refusal;
