@@ -24,10 +24,12 @@ mod identity;
 mod instance;
 mod log;
 mod manual;
+mod placeholder;
 mod policy_args;
 mod reference;
 mod reload;
 mod run;
+mod secret;
 mod serve;
 mod signals;
 mod status;
@@ -100,6 +102,7 @@ enum CliCommand {
     Revoke(grant::RevokeArgs),
     Run(run::RunArgs),
     Schema(reference::SchemaArgs),
+    Secret(secret::SecretArgs),
     Serve(serve::ServeArgs),
     Signals(signals::SignalsArgs),
     Status(status::StatusArgs),
@@ -143,6 +146,7 @@ fn main() -> ExitCode {
         CliCommand::Revoke(args) => grant::revoke(&args, output),
         CliCommand::Run(args) => Ok(run::run(&args, output)),
         CliCommand::Schema(args) => reference::schema(&args),
+        CliCommand::Secret(args) => secret::secret(&args, output),
         CliCommand::Serve(args) => serve::serve(&args),
         CliCommand::Signals(args) => signals::signals(&args, output),
         CliCommand::Status(args) => status::status(&args, output),

@@ -2,6 +2,9 @@
 
 #![allow(clippy::expect_used, reason = "a test that cannot go on fails")]
 
+use std::fs::{OpenOptions, Permissions};
+use std::io::Write;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
@@ -45,6 +48,15 @@ pub fn run_sandbar(arguments: &str) -> Output {
 /// The repository.
 pub fn repository_root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a crate of the workspace")
+}
+
+/// Writes a file that only its owner may read, as Sandbar wants it of a credential.
+pub fn write_secret(path: &Path, text: &str) {
+    // Made as such: for a moment in between, Sandbar could see a file that everybody reads.
+    let made = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
+    let mut file = made.expect("a secret can be written");
+    file.set_permissions(Permissions::from_mode(0o600)).expect("it is ours");
+    file.write_all(text.as_bytes()).expect("a secret can be written");
 }
 
 /// What a program printed, as text.

@@ -31,7 +31,7 @@ use crate::admin::server::AdminServer;
 use crate::admin::status::AdminState;
 use crate::budget::gates::Gates;
 use crate::budget::ledger::Ledger;
-use crate::credential::{CredentialStore, credential_files};
+use crate::credential::{CredentialStore, PlaceholderKey, credential_files};
 use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::Shared;
 use crate::housekeeping;
@@ -120,8 +120,8 @@ impl App {
         let budgets = Some(paths.log.join(DNS_BUDGET_FILE));
         let filter = DnsFilter::new(rules.clone(), log.clone(), DnsConfig { settings, budgets })?;
         let kept = (&ledger, &grants, &state_files);
-        let canaries = CanaryStore::open(&paths.log)?;
-        let shared = build_shared((&rules, &log, &filter), &configuration, base, kept, quotas, canaries)?;
+        let marks = (CanaryStore::open(&paths.log)?, PlaceholderKey::open(&paths.log)?);
+        let shared = build_shared((&rules, &log, &filter), &configuration, base, kept, quotas, marks)?;
         let has_proxy = configuration.listeners.iter().any(|listener| listener.mode != ListenerMode::Dns);
         let gate = match has_proxy {
             false => None,
@@ -281,10 +281,12 @@ fn build_shared(
     base: &Path,
     (ledger, grants, state_files): (&Arc<Ledger>, &Arc<GrantStore>, &Worker),
     quotas: Arc<Quotas>,
-    canaries: CanaryStore,
+    (canaries, placeholders): (CanaryStore, PlaceholderKey),
 ) -> anyhow::Result<Arc<Shared>> {
     let credentials = credential_files(&configuration.credentials, base)?;
-    let credentials = Arc::new(CredentialStore::open(credentials).context("cannot start a thread")?);
+    let mut credentials = CredentialStore::open(credentials).context("cannot start a thread")?;
+    credentials.define(&configuration.credentials);
+    let credentials = Arc::new(credentials);
     let patterns = configuration.secret_patterns.clone();
     let inspector = Arc::new(Inspector::new(patterns, Arc::new(canaries), credentials.clone())?);
     let states = ledger.clone();
@@ -296,6 +298,7 @@ fn build_shared(
         resolver: Resolver::new(filter.clone()),
         limits: configuration.limits,
         credentials,
+        placeholders,
         inspector,
         ledger: ledger.clone(),
         grants: grants.clone(),

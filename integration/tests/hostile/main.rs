@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)] // helpers of tests are tests
 
+mod accounts;
 mod agreement;
 mod answers;
 mod attempted;

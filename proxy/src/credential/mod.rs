@@ -1,6 +1,10 @@
 //! Credentials that never enter the sandbox (P11): read from where the configuration says, injected into requests for
 //! their hosts only, and masked in whatever the origin server sends back.
 
+mod account;
+mod form;
+mod injection;
+mod placeholder;
 pub mod scrub;
 pub(crate) mod sigv4;
 mod store;
@@ -12,9 +16,11 @@ use anyhow::bail;
 use rules::credential::{Credential, CredentialForm, CredentialSource};
 use rules::ids::CredentialName;
 
+pub(crate) use self::injection::{AccountFilter, Injection};
+pub use self::placeholder::PlaceholderKey;
 pub(crate) use self::store::CredentialStore;
 pub use self::store::FileAccess;
-pub(crate) use self::value::CredentialValue;
+pub(crate) use self::value::{CredentialValue, ask_for_searchable_answer};
 
 /// Returns the file of each credential.
 ///
@@ -26,12 +32,12 @@ pub(crate) fn credential_files(
     base: &Path,
 ) -> anyhow::Result<Vec<(CredentialName, PathBuf)>> {
     let file = |one: &Credential| {
-        let (CredentialSource::File(file), CredentialForm::Bearer) = (&one.source, &one.form) else {
-            bail!(
-                "credential `{}`: this build takes files, as bearer tokens; change its source or form",
-                one.name
-            )
+        let CredentialSource::File(file) = &one.source else {
+            bail!("credential `{}`: this build reads files; change its source", one.name)
         };
+        if matches!(one.form, CredentialForm::SigV4 { .. }) {
+            bail!("credential `{}`: this build does not sign requests; change its form", one.name)
+        }
         Ok((one.name.clone(), base.join(file)))
     };
     credentials.iter().map(file).collect()

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rules::Reason;
+use rules::credential::Credential;
 use rules::ids::CredentialName;
 use rules::signals::SignalCode;
 use rules::signals::secrets::ExactValue;
@@ -38,6 +39,7 @@ pub(super) const LENGTH: u64 = 8192;
 /// saw last. A thread of its own for each, so that a file that hangs keeps no other from being read.
 pub(crate) struct CredentialStore {
     by: HashMap<CredentialName, Arc<CredentialSource>>,
+    definitions: HashMap<CredentialName, Arc<Credential>>,
     /// Grows whenever a value changes.
     version: Arc<AtomicU64>,
 }
@@ -112,7 +114,22 @@ impl CredentialStore {
                 bail!("credential `{name}`: {error}");
             }
         }
-        Ok(CredentialStore { by, version })
+        Ok(CredentialStore { by, definitions: HashMap::new(), version })
+    }
+
+    /// Takes what the configuration says of the credentials.
+    pub(crate) fn define(&mut self, credentials: &[Credential]) {
+        self.definitions = credentials.iter().map(|one| (one.name.clone(), Arc::new(one.clone()))).collect();
+    }
+
+    /// Returns what the configuration says of a credential.
+    pub(crate) fn definition(&self, name: &CredentialName) -> Option<Arc<Credential>> {
+        self.definitions.get(name).cloned()
+    }
+
+    /// Returns whether there are credentials, and so placeholders.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.definitions.is_empty()
     }
 
     /// Returns a number that grows whenever a value changes.

@@ -19,7 +19,7 @@ use sys::worker::Worker;
 use crate::budget::gates::Gates;
 use crate::budget::ledger::{Charges, Ledger};
 use crate::budget::live::LiveConnections;
-use crate::credential::CredentialStore;
+use crate::credential::{CredentialStore, PlaceholderKey};
 use crate::egress::connect::CountedDialler;
 use crate::egress::dial::DialRace;
 use crate::inspect::{Inspector, inspect_name};
@@ -35,6 +35,7 @@ pub(crate) struct Shared {
     pub(crate) resolver: Resolver,
     pub(crate) limits: TrafficLimits,
     pub(crate) credentials: Arc<CredentialStore>,
+    pub(crate) placeholders: PlaceholderKey,
     pub(crate) inspector: Arc<Inspector>,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) grants: Arc<GrantStore>,

@@ -13,7 +13,7 @@ use rules::{Reason, RuleSet};
 use super::RequestMonitor;
 use super::outgoing::{BodyRest, Outgoing, OutgoingBody};
 use crate::budget::gates::Turn;
-use crate::credential::CredentialValue;
+use crate::credential::Injection;
 use crate::credential::scrub::ResponseScrubber;
 use crate::egress::connect::DialledConnection;
 use crate::egress::departure::Departure;
@@ -66,7 +66,7 @@ pub(super) struct DepartedRequest {
     pub(super) turn: Option<Turn<u64>>,
     /// The connection it uses.
     pub(super) dialled: Option<DialledRequest>,
-    pub(super) credential: Option<Arc<CredentialValue>>,
+    pub(super) injection: Injection,
     pub(super) scrubber: Option<ResponseScrubber>,
     /// The body on its way out, if there is one.
     pub(super) body: Option<OutgoingBody>,
@@ -91,17 +91,14 @@ impl Drop for RequestState {
 }
 
 impl DepartedRequest {
-    pub(super) fn new(
-        departure: Departure,
-        credential: Option<Arc<CredentialValue>>,
-    ) -> Result<Self, Reason> {
+    pub(super) fn new(departure: Departure, injection: Injection) -> Result<Self, Reason> {
         let race = DialRace::new(&departure.dial_permit)?;
         Ok(DepartedRequest {
             departure,
             race,
             turn: None,
             dialled: None,
-            credential,
+            injection,
             scrubber: None,
             body: None,
             body_bytes: RequestOutcome::default(),

@@ -29,6 +29,7 @@ use super::scrub_fields::{ScrubOutcome, scrub_response, scrub_trailers};
 use super::upgrade::is_websocket;
 use super::{PacedBody, RequestMonitor, RequestScope};
 use crate::credential::scrub::ResponseScrubber;
+use crate::credential::{AccountFilter, Injection, ask_for_searchable_answer};
 use crate::egress::connect::DialledConnection;
 use crate::egress::departure::{Departure, DepartureTerms};
 use crate::egress::shared::{Shared, decide};
@@ -122,16 +123,16 @@ impl RequestFilter {
             }
         };
         monitor.connection.pin(permit.host());
-        let credential = permit.credential().map(|name| self.shared.credentials.current(name));
-        let credential = credential.transpose();
-        let credential = credential.map_err(|refusal| refusal.under(&permit))?;
+        let injection = Injection::prepare(&self.shared.credentials, &self.shared.placeholders, &permit);
+        let injection = injection.map_err(|refusal| refusal.under(&permit))?;
         monitor.set_byte_count(record.byte_count());
-        let leaving = outgoing_head(session.req_header(), Some(&permit))?;
+        let leaving = outgoing_head(session.req_header(), Some(&permit), injection.filter());
+        let leaving = leaving.map_err(|refusal| refusal.under(&permit))?;
         let head = RequestHead::of(&leaving);
         let terms = DepartureTerms {
             upfront: request_bytes(session.req_header()),
             treatment: permit.treatment().as_str(),
-            credential: permit.credential(),
+            credentials: permit.credentials(),
             cut: monitor.cut.clone(),
             content: AttemptContent::Request(&head),
         };
@@ -142,7 +143,7 @@ impl RequestFilter {
             monitor.set_paced(PacedBody::Request);
         }
         let departure = Departure::begin(&self.shared, rules, &permit, terms, record).await?;
-        let mut departed = DepartedRequest::new(departure, credential)?;
+        let mut departed = DepartedRequest::new(departure, injection)?;
         if body != Some(0) && !is_websocket(session) {
             let fields = &session.req_header().headers;
             let coding = fields.get("content-encoding").map(|coding| coding.as_bytes());
@@ -220,8 +221,9 @@ async fn record_echo(state: &RequestState) {
     let Some(departed) = &state.departed else { return };
     let echoed = departed.scrubber.as_ref().is_some_and(|scrubber| scrubber.echo_count() > 0);
     let Some(record) = state.record.as_ref().filter(|_| echoed) else { return };
-    let name = departed.departure.permit().credential().map(ToString::to_string);
-    let message = format!("Credential `{}` was masked in the response.", name.unwrap_or_default());
+    let names: Vec<&str> =
+        departed.departure.permit().credentials().iter().map(|name| name.as_str()).collect();
+    let message = format!("Credential `{}` was masked in the response.", names.join("` or `"));
     let finding = DetectionFinding {
         code: FindingCode::CredentialEchoed,
         title: "The origin server echoed an injected credential".into(),
@@ -388,11 +390,12 @@ impl ProxyHttp for RequestFilter {
         }
         departed.body_bytes = RequestOutcome::default();
         let permit = departed.departure.permit();
+        let placeholders = match departed.injection.filter().apply(upstream) {
+            Ok(placeholders) => placeholders,
+            Err(refusal) => return Err(state.fail(refusal)),
+        };
         if let Some(listed) = permit.signals().listed_fields() {
             strip_unlisted(upstream, listed);
-        }
-        if permit.is_credential_host() {
-            upstream.remove_header("authorization"); // we choose the account, whichever rule matched
         }
         normalize_fields(upstream)?;
         let said = upstream.clone(); // by the sandbox: without what is set below
@@ -400,10 +403,16 @@ impl ProxyHttp for RequestFilter {
         let permit = departed.departure.permit();
         // However the client spelt it, and although HTTP/1.0 may omit it.
         set_authority(upstream, &host_header(permit, scheme))?;
-        if let Some(credential) = departed.credential.clone() {
-            departed.scrubber = Some(ResponseScrubber::new(credential.echoes()));
-            if credential.inject(upstream).is_err() {
-                return Err(state.fail(Reason::CredentialUnavailable));
+        if let [value, rest @ ..] = departed.injection.values() {
+            if !rest.is_empty() {
+                let why = "answers are searched for one credential";
+                return Err(state.fail(Refusal::from(Reason::CredentialUnavailable).with_detail(why)));
+            }
+            departed.scrubber = Some(ResponseScrubber::new(value.echoes()));
+            let asked = ask_for_searchable_answer(upstream);
+            let injected = asked.and_then(|()| departed.injection.inject(upstream, scheme, &placeholders));
+            if let Err(refusal) = injected {
+                return Err(state.fail(refusal));
             }
         }
         let grpc = is_grpc(&upstream.headers);
@@ -603,13 +612,12 @@ impl ProxyHttp for RequestFilter {
 pub(crate) fn outgoing_head(
     request: &RequestHeader,
     permit: Option<&Permit>,
+    accounts: &AccountFilter,
 ) -> Result<RequestHeader, Refusal> {
     let mut head = request.clone();
     strip_request_hops(&mut head);
     strip_request(&mut head);
-    if permit.is_some_and(Permit::is_credential_host) {
-        head.remove_header("authorization");
-    }
+    accounts.apply(&mut head)?;
     if let Some(listed) = permit.and_then(|permit| permit.signals().listed_fields()) {
         strip_unlisted(&mut head, listed);
     }
