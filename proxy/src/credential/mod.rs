@@ -13,7 +13,7 @@ mod value;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use rules::credential::{Credential, CredentialForm, CredentialSource};
+use rules::credential::{Credential, CredentialSource};
 use rules::ids::CredentialName;
 
 pub(crate) use self::injection::{AccountFilter, Injection};
@@ -26,7 +26,7 @@ pub(crate) use self::value::{CredentialValue, ask_for_searchable_answer};
 ///
 /// # Errors
 ///
-/// Fails for a source or a form that this build cannot use.
+/// Fails for a source that this build cannot use.
 pub(crate) fn credential_files(
     credentials: &[Credential],
     base: &Path,
@@ -35,9 +35,6 @@ pub(crate) fn credential_files(
         let CredentialSource::File(file) = &one.source else {
             bail!("credential `{}`: this build reads files; change its source", one.name)
         };
-        if matches!(one.form, CredentialForm::SigV4 { .. }) {
-            bail!("credential `{}`: this build does not sign requests; change its form", one.name)
-        }
         Ok((one.name.clone(), base.join(file)))
     };
     credentials.iter().map(file).collect()

@@ -59,7 +59,9 @@ async fn read_body(
             Ok(Some(bytes)) => body.extend(&bytes, limit)?,
             Ok(None) => break,
             Err(_) => {
-                return Err(Refusal::from(Reason::BodyLate).with_detail("the client went away before its end"));
+                return Err(
+                    Refusal::from(Reason::BodyLate).with_detail("the client went away before its end")
+                );
             }
         }
     }
