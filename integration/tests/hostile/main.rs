@@ -7,6 +7,7 @@ mod accounts;
 mod agreement;
 mod answers;
 mod attempted;
+mod aws;
 mod bodies;
 mod bytes;
 mod credentials;

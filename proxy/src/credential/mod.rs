@@ -12,6 +12,7 @@ mod known;
 mod placeholder;
 pub mod scrub;
 mod secret_file;
+pub(crate) mod sigv4;
 mod source;
 mod store;
 mod trial;

@@ -24,8 +24,14 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use zeroize::Zeroizing;
 
+use crate::credential::cell::{CredentialCell, ValueStatus};
+use crate::credential::error::CredentialError;
+use crate::credential::file_watch;
+use crate::credential::known::KnownValues;
 use crate::credential::scrub::LabelledSecret;
-use crate::credential::value::{CredentialValue, SHORTEST};
+use crate::credential::source::endpoint::{TokenClient, trust_source};
+use crate::credential::source::{self, Source};
+use crate::credential::value::CredentialValue;
 use crate::report::refusal::Refusal;
 
 /// How long the start and a reload wait for the files of all credentials. One that hangs is read later, or never.
@@ -158,22 +164,30 @@ impl CredentialStore {
         Ok(entries)
     }
 
-    /// Returns the secrets of these credentials, to mask them in answers.
-    pub(crate) fn secrets_of(&self, names: &[&CredentialName]) -> Vec<LabelledSecret> {
-        let mut secrets = Vec::new();
-        for name in names {
-            let Some(Ok(value)) = self.by.get(*name).map(|source| source.current(Instant::now())) else {
-                continue;
-            };
-            secrets.extend(value.secrets().map(|secret| LabelledSecret {
-                name: (*name).clone(),
-                value: Zeroizing::new(secret.to_owned()),
-            }));
-        }
-        secrets
+    fn prepare_entry(&self, one: &Credential, fetching: &FetchSettings) -> io::Result<CredentialEntry> {
+        let cell = Arc::new(CredentialCell::new(one.name.clone(), one.timeout, self.known.clone()));
+        let (file, start) = match &one.source {
+            CredentialSource::File(path) => {
+                let path = fetching.base.join(path);
+                (Some(path.clone()), Start::Watch(file_watch::watch(path, &cell)?))
+            }
+            CredentialSource::Env(_)
+            | CredentialSource::Command(_)
+            | CredentialSource::OAuth2(_)
+            | CredentialSource::Google(_)
+            | CredentialSource::GitHubApp(_)
+            | CredentialSource::Aws(_)
+            | CredentialSource::Spiffe(_) => {
+                let source = Source::open(one, &fetching.base, &fetching.client)?;
+                (None, Start::Fetch(Box::new(source), fetching.runtime.clone()))
+            }
+        };
+        let (task, start) = (Mutex::default(), Mutex::new(Some(start)));
+        Ok(CredentialEntry { definition: Arc::new(one.clone()), cell, file, task, start })
     }
 
-    /// Returns the credential that the file held when it was last looked at.
+    /// Returns the value of a credential for a request to this host and port. Waits, within the credential's deadline,
+    /// for a fetch in progress.
     ///
     /// # Errors
     ///
@@ -219,20 +233,11 @@ impl CredentialStore {
         self.known.exact_values()
     }
 
-    /// Returns a number that changes whenever [`CredentialStore::secrets_of`] does for these credentials.
-    pub(crate) fn version_of<'a>(&self, names: impl IntoIterator<Item = &'a CredentialName>) -> u64 {
-        self.known.version_of(names)
-    }
-
-    /// Returns the secrets of these credentials, now and in the last day, to mask them in answers.
-    pub(crate) fn secrets_of<'a>(&self, names: impl IntoIterator<Item = &'a CredentialName>) -> KnownSecrets {
-        self.known.secrets_of(names)
-    }
-
-    /// Returns the same with the name of the credential at each.
+    /// Returns the secrets of these credentials, now and in the last day, each with the name of its credential, to mask
+    /// them in answers.
     pub(crate) fn labelled_secrets(&self, names: &[&CredentialName]) -> Vec<LabelledSecret> {
         let secrets = names.iter().flat_map(|name| {
-            let secrets = self.known.secrets_of([*name]).secrets.into_iter();
+            let secrets = self.known.secrets_of(name).into_iter();
             secrets.map(|secret| LabelledSecret {
                 name: (*name).clone(),
                 value: Zeroizing::new(secret.expose_secret().to_owned()),
@@ -353,8 +358,8 @@ mod tests {
     }
 
     fn known(store: &CredentialStore, name: &str) -> Vec<String> {
-        let secrets = store.secrets_of([&CredentialName::parse(name).unwrap()]).secrets;
-        secrets.iter().map(|secret| secret.expose_secret().to_owned()).collect()
+        let secrets = store.labelled_secrets(&[&CredentialName::parse(name).unwrap()]);
+        secrets.iter().map(|secret| secret.value.to_string()).collect()
     }
 
     // proves: credential.hosts

@@ -17,6 +17,7 @@ use super::scrub_fields::{ScrubbedHost, ask_searchable};
 use crate::budget::gates::Turn;
 use crate::credential::Injection;
 use crate::credential::scrub::AnswerScrubber;
+use crate::credential::sigv4::RequestSigning;
 use crate::egress::connect::DialledConnection;
 use crate::egress::departure::Departure;
 use crate::egress::dial::DialRace;
@@ -70,6 +71,8 @@ pub(super) struct DepartedRequest {
     /// The connection it uses.
     pub(super) dialled: Option<DialledRequest>,
     pub(super) injection: Injection,
+    /// Its signing, if it is signed for AWS.
+    pub(super) signing: Option<RequestSigning>,
     pub(super) scrubber: Option<AnswerScrubber>,
     /// The body on its way out, if there is one.
     pub(super) body: Option<OutgoingBody>,
@@ -94,7 +97,11 @@ impl Drop for RequestState {
 }
 
 impl DepartedRequest {
-    pub(super) fn new(departure: Departure, injection: Injection) -> Result<Self, Reason> {
+    pub(super) fn new(
+        departure: Departure,
+        injection: Injection,
+        signing: Option<RequestSigning>,
+    ) -> Result<Self, Reason> {
         let race = DialRace::new(&departure.dial_permit)?;
         Ok(DepartedRequest {
             departure,
@@ -102,6 +109,7 @@ impl DepartedRequest {
             turn: None,
             dialled: None,
             injection,
+            signing,
             scrubber: None,
             body: None,
             body_bytes: RequestOutcome::default(),

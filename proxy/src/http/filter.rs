@@ -2,6 +2,7 @@
 //! scrub what passes, and close the record.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use ::http::{HeaderMap, Version};
 use async_trait::async_trait;
@@ -26,6 +27,7 @@ use super::fields::{strip_forged, strip_hop_by_hop, strip_request, strip_request
 use super::outgoing::{BodyKind, OutgoingBody};
 use super::request::{ParsedRequest, request_facts, request_record};
 use super::scrub_fields::{ScrubOutcome, scrub_response, scrub_trailers};
+use super::signing::{content_coding, hold_body};
 use super::upgrade::is_websocket;
 use super::{PacedBody, RequestMonitor, RequestScope};
 use crate::credential::scrub::AnswerScrubber;
@@ -138,26 +140,37 @@ impl RequestFilter {
             content: AttemptContent::Request(&head),
         };
         let body = if is_websocket(session) { None } else { content_length(session) };
+        let signed_body = if is_websocket(session) { Some(0) } else { body };
+        let signing = injection.signing(session.req_header(), signed_body);
+        let signing = signing.map_err(|refusal| refusal.under(&permit))?;
         let quota = state.quota.as_mut().ok_or(Reason::Internal)?;
         quota.expect_upload(body).map_err(|refusal| refusal.under(&permit))?;
         if body != Some(0) && !session.is_upgrade_req() {
             monitor.set_paced(PacedBody::Request);
         }
         let departure = Departure::begin(&self.shared, rules, &permit, terms, record).await?;
-        let mut departed = DepartedRequest::new(departure, injection)?;
+        let mut departed = DepartedRequest::new(departure, injection, signing)?;
+        let mut content = body;
+        if let Some(signing) = &mut departed.signing {
+            let quota = state.quota.as_mut().ok_or(Reason::Internal)?;
+            let held = hold_body(session, signing, quota, body).await;
+            held.map_err(|refusal| refusal.under(&permit))?;
+            quota.buffers.grow(signing.buffered_bytes()).map_err(|refusal| refusal.under(&permit))?;
+            content = signing.content_length();
+        }
         if body != Some(0) && !is_websocket(session) {
             let fields = &session.req_header().headers;
-            let coding = fields.get("content-encoding").map(|coding| coding.as_bytes());
-            let kind = match (body, has_messages(fields)) {
+            let coding = content_coding(fields);
+            let kind = match (content, has_messages(fields)) {
                 (Some(_), _) => BodyKind::Length,
                 (None, true) => BodyKind::Messages,
                 (None, false) => BodyKind::Open,
             };
             let inspection = &departed.departure.inspection;
-            let inspector = inspection.body(coding);
+            let inspector = inspection.body(coding.as_deref());
             let needed = HELD_BYTES + if inspector.is_some() { SEARCH_BYTES } else { 0 };
             let quota = state.quota.as_mut().ok_or(Reason::Internal)?;
-            let needed = body.map_or(needed, |length| length.min(needed));
+            let needed = content.map_or(needed, |length| length.min(needed));
             quota.buffers.grow(needed).map_err(|refusal| refusal.under(&permit))?;
             departed.body = Some(OutgoingBody::new(kind, inspector, inspection.signals()));
         }
@@ -409,11 +422,16 @@ impl ProxyHttp for RequestFilter {
             return Err(state.fail(refusal));
         }
         state.search_answer(&self.shared, upstream)?;
-        let departed = state.departed()?;
         let grpc = is_grpc(&upstream.headers);
         if grpc && session.req_header().headers.contains_key("te") {
             upstream.insert_header("te", "trailers")?; // Pingora strips it as hop-by-hop; gRPC needs it
         }
+        let departed = state.departed()?;
+        if let Some(signing) = &mut departed.signing {
+            let signed = departed.injection.sign(signing, upstream, SystemTime::now());
+            signed.map_err(|refusal| state.fail(refusal))?;
+        }
+        let departed = state.departed()?;
         let counted = departed.departure.count_send(request_bytes(upstream)).await;
         counted.map_err(|exhausted| state.fail(exhausted))?;
         let RequestState { departed: Some(departed), record: Some(record), .. } = &mut *state else {
@@ -435,7 +453,9 @@ impl ProxyHttp for RequestFilter {
         if last {
             state.monitor.end_upload();
         }
+        state.open_signed_body(body, last)?;
         state.release_body(body, last).await?;
+        state.seal_signed_body(body, last)?;
         let bytes = body.as_ref().map_or(&[][..], |bytes| bytes.as_ref());
         state.charge(UsageKind::Upload, bytes.len() as u64).await?;
         if let Some(record) = &state.record {

@@ -6,6 +6,7 @@ use rules::signals::content::MAX_UNDECIDED;
 use rules::signals::flow::{DEFAULT_FINGERPRINTS, FlowTable, MIN_FINGERPRINTS};
 
 use crate::credential::scrub::{DECODER_BYTES, MAX_CODINGS, MAX_DECODED, MAX_DECODER_WINDOW, MAX_HELD};
+use crate::credential::sigv4::{CHUNKED_BYTES, MAX_HELD as MAX_SIGNED, MAX_HELD_OPEN};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -166,6 +167,11 @@ fn costs(limits: &TrafficLimits) -> Vec<(String, String)> {
             format!("at most {} of buffers: what is undecided, and blocks", bytes(HELD_BYTES)),
         ),
         ("request body that is searched, in addition", format!("at most {} of buffers", bytes(SEARCH_BYTES))),
+        (
+            "request body that is held to be signed for AWS",
+            format!("its bytes, at most {}; {} without a length", bytes(MAX_SIGNED), bytes(MAX_HELD_OPEN)),
+        ),
+        ("request body in chunks of AWS, in addition", format!("{} of buffers", bytes(CHUNKED_BYTES))),
         ("response body", format!("at most {} of buffers", bytes(DOWNLOAD_BYTES))),
         (
             "response body that is searched for credentials, in addition",
