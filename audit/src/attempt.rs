@@ -164,8 +164,8 @@ pub struct DecisionDetails {
     pub treatment: Option<StableCode>,
     /// What was searched for signs of exfiltration: `all`, `head` or `none`.
     pub inspected: Option<StableCode>,
-    /// The name of the injected credential.
-    pub credential: Option<Text<128>>,
+    /// The names of the injected credentials, with commas between them.
+    pub credential: Option<Text<520>>,
     /// The exfiltration score, if one was computed.
     pub score: Option<u32>,
     pub features: Vec<ScoreFeature>,

@@ -61,6 +61,7 @@ codes! {
         IdentityStale "identity_stale" "A signed identity names an earlier generation of the sandbox.";
         ManyFields "many_fields" "A request carries more small header fields than usual.";
         MemoryFlow "memory_flow" "Text of a memory bank left, or tried to, for a destination that may not receive it.";
+        PlaceholderMisused "placeholder_misused" "A sandbox sent the placeholder of a credential where it is not replaced.";
         SecretFound "secret_found" "Something that left, or tried to, has the shape of a key, a token or a password.";
         Sequence "sequence" "Paths, queries or header fields count up from request to request.";
         UploadRatio "upload_ratio" "A sandbox sends a host far more than the host usually gets for what it answers.";

@@ -442,9 +442,9 @@ pub(crate) struct SandbarExtension<'a> {
     /// What was searched for signs of exfiltration: `all`, `head` (the body was not), `none` (tunnels and raw TCP).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) inspected: Option<StableCode>,
-    /// The name of the injected credential, never its value.
+    /// The names of the injected credentials with commas between them, never their values.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) credential: Option<&'a Text<128>>,
+    pub(crate) credential: Option<&'a Text<520>>,
     /// The result of checking the signed identity of a memory call: `verified`, `from_channel`, `absent`, `not_looked_at`, or the check that failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) identity: Option<StableCode>,

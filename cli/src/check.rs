@@ -239,7 +239,8 @@ fn describe_terms(rule: &Rule) -> String {
         },
     ));
     words.extend(rule.paths().map(|paths| if paths.is_empty() { "no path".to_owned() } else { join(paths) }));
-    words.extend(rule.credential().map(|name| format!("credential {name}")));
+    words.extend(rule.credentials().iter().map(|name| format!("credential {name}")));
+    words.extend(rule.pin_account().map(|pin| format!("pin_account {}", pin.as_str())));
     words.extend(rule.resolves_to().map(|nets| format!("resolves to {}", join(nets))));
     // `Rule::describe` covers `tls`.
     for term in rule.terms().into_iter().filter(|term| term.key != "tls") {
@@ -301,7 +302,8 @@ fn rule_json(policy: &Policy, rule: &Rule, targets: &RuleTargets<'_>) -> Value {
         "ports": rule.ports(),
         "methods": rule.methods().map(|methods| methods.iter().map(ToString::to_string).collect::<Vec<_>>()),
         "paths": rule.paths().map(|paths| paths.iter().map(ToString::to_string).collect::<Vec<_>>()),
-        "credential": rule.credential().map(|name| name.as_str()),
+        "credentials": rule.credentials().iter().map(|name| name.as_str()).collect::<Vec<_>>(),
+        "pin_account": rule.pin_account().map(|pin| pin.as_str()),
         "resolves_to": rule.resolves_to().map(|nets| nets.iter().map(ToString::to_string).collect::<Vec<_>>()),
         "budget": budget_json(rule.budgets()),
     });

@@ -24,6 +24,7 @@ mod identity;
 mod instance;
 mod log;
 mod manual;
+mod placeholder;
 mod policy_args;
 mod reference;
 mod reload;

@@ -13,6 +13,7 @@ use rules::credential::{Credential, CredentialForm};
 use serde_json::{Value, json};
 
 use super::instance::RunningInstance;
+use super::placeholder::{PlaceholderArgs, placeholder};
 use super::{EXIT_NEGATIVE, OutputOptions};
 use crate::terminal::{BAD, FAINT, GOOD, HEAD, paint, print_json};
 
@@ -43,6 +44,8 @@ enum SecretCommand {
         #[arg(value_name = "NAME")]
         name: String,
     },
+    /// Print the placeholder of a credential in a sandbox, for tools that insist on a key
+    Placeholder(PlaceholderArgs),
 }
 
 /// Lists or tries credentials. Exit status: 0; 1 the credential cannot be fetched; 2 no such configuration or credential.
@@ -50,6 +53,7 @@ pub(crate) fn secret(args: &SecretArgs, output: OutputOptions) -> anyhow::Result
     match &args.command {
         SecretCommand::List { config, socket } => list(config, socket.clone(), output),
         SecretCommand::Test { config, name } => test(config, name, output),
+        SecretCommand::Placeholder(args) => placeholder(args, output),
     }
 }
 

@@ -30,7 +30,8 @@ use crate::admin::server::AdminServer;
 use crate::admin::status::AdminState;
 use crate::budget::gates::Gates;
 use crate::budget::ledger::Ledger;
-use crate::credential::{self, CredentialStore};
+use crate::credential::scrub::EchoCache;
+use crate::credential::{self, CredentialStore, PlaceholderKey};
 use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::Shared;
 use crate::housekeeping;
@@ -119,8 +120,8 @@ impl App {
         let budgets = Some(paths.log.join(DNS_BUDGET_FILE));
         let filter = DnsFilter::new(rules.clone(), log.clone(), DnsConfig { settings, budgets })?;
         let kept = (&ledger, &grants, &state_files);
-        let canaries = CanaryStore::open(&paths.log)?;
-        let shared = build_shared((&rules, &log, &filter), &configuration, base, kept, quotas, canaries)?;
+        let marks = (CanaryStore::open(&paths.log)?, PlaceholderKey::open(&paths.log)?);
+        let shared = build_shared((&rules, &log, &filter), &configuration, base, kept, quotas, marks)?;
         let has_proxy = configuration.listeners.iter().any(|listener| listener.mode != ListenerMode::Dns);
         let gate = match has_proxy {
             false => None,
@@ -281,7 +282,7 @@ fn build_shared(
     base: &Path,
     (ledger, grants, state_files): (&Arc<Ledger>, &Arc<GrantStore>, &Worker),
     quotas: Arc<Quotas>,
-    canaries: CanaryStore,
+    (canaries, placeholders): (CanaryStore, PlaceholderKey),
 ) -> anyhow::Result<Arc<Shared>> {
     let credentials =
         CredentialStore::open(configuration, base).context("a credential cannot be used, not starting")?;
@@ -292,11 +293,13 @@ fn build_shared(
     let find = move |sandbox: &SandboxRef| Some(states.sandbox(&sandbox.id)?.signals.clone());
     filter.set_name_inspector(Arc::new(QueryInspector::new(&inspector, Box::new(find))));
     Ok(Arc::new(Shared {
+        echoes: EchoCache::default(),
         rules: rules.clone(),
         log: log.clone(),
         resolver: Resolver::new(filter.clone()),
         limits: configuration.limits,
         credentials,
+        placeholders,
         inspector,
         ledger: ledger.clone(),
         grants: grants.clone(),

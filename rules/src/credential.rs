@@ -50,6 +50,52 @@ impl Credential {
     }
 }
 
+impl CredentialForm {
+    /// Returns the names of the header fields that the form owns, in lower case.
+    pub fn fields(&self) -> Vec<&str> {
+        match self {
+            CredentialForm::Bearer | CredentialForm::Basic { .. } | CredentialForm::SigV4 { .. } => {
+                vec!["authorization"]
+            }
+            CredentialForm::Header { name, .. } => vec![name],
+            CredentialForm::DangerouslyQuery { .. } => Vec::new(),
+            CredentialForm::Placeholder { headers, .. } => headers.iter().map(String::as_str).collect(),
+        }
+    }
+
+    /// Returns the place of a request that two forms set, in words.
+    pub(crate) fn shared_place(&self, other: &CredentialForm) -> Option<String> {
+        if let (CredentialForm::DangerouslyQuery { name }, CredentialForm::DangerouslyQuery { name: other }) =
+            (self, other)
+        {
+            return name.eq_ignore_ascii_case(other).then(|| format!("the parameter `{name}`"));
+        }
+        let others = other.fields();
+        let shared = self.fields().into_iter().find(|name| others.contains(name))?;
+        Some(format!("the header field `{shared}`"))
+    }
+}
+
+impl PinAccount {
+    /// Returns the stricter of two.
+    pub(crate) fn strictest(self, other: PinAccount) -> PinAccount {
+        match (self, other) {
+            (PinAccount::Refuse, _) | (_, PinAccount::Refuse) => PinAccount::Refuse,
+            (PinAccount::Remove, _) | (_, PinAccount::Remove) => PinAccount::Remove,
+            (PinAccount::Off, PinAccount::Off) => PinAccount::Off,
+        }
+    }
+
+    /// As written in a policy.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PinAccount::Off => "off",
+            PinAccount::Refuse => "refuse",
+            PinAccount::Remove => "remove",
+        }
+    }
+}
+
 impl CredentialSource {
     /// Returns the files that the value is made from, as written.
     pub fn files(&self) -> Vec<&str> {

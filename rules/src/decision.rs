@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use crate::budget::Budgets;
+use crate::credential::PinAccount;
 use crate::facts::{Facts, QueryType};
 use crate::ids::{CredentialName, PolicyName, ProfileName, SandboxId};
 use crate::name::Host;
@@ -46,8 +47,9 @@ pub(crate) struct PermitTerms {
     pub(crate) rule_budgets: Budgets,
     /// The allowing rule of the base with its budgets, which all rules of the sandbox share.
     pub(crate) base_budgets: Option<(RuleRef, Budgets)>,
-    pub(crate) credential: Option<CredentialName>,
+    pub(crate) credentials: Box<[CredentialName]>,
     pub(crate) is_credential_host: bool,
+    pub(crate) pin_account: PinAccount,
     pub(crate) signals: SignalTerms,
     pub(crate) facts: Facts,
 }
@@ -181,8 +183,9 @@ impl Permit {
         self.terms.base_budgets.as_ref().map(|(rule, budgets)| (rule, *budgets))
     }
 
-    pub fn credential(&self) -> Option<&CredentialName> {
-        self.terms.credential.as_ref()
+    /// Returns the credentials to inject, in order.
+    pub fn credentials(&self) -> &[CredentialName] {
+        &self.terms.credentials
     }
 
     /// Returns what the rules say about the content of the attempt.
@@ -190,10 +193,14 @@ impl Permit {
         &self.terms.signals
     }
 
-    /// Returns whether any rule of the sandbox injects a credential for this host, so that Sandbar strips the
-    /// sandbox's own.
+    /// Returns whether any rule of the sandbox injects a credential for this host.
     pub fn is_credential_host(&self) -> bool {
         self.terms.is_credential_host
+    }
+
+    /// Returns what becomes of credentials of other accounts than Sandbar's.
+    pub fn pin_account(&self) -> PinAccount {
+        self.terms.pin_account
     }
 
     /// Returns whether `other` permits the same sandbox the same, ignoring generation and identity.

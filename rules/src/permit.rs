@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::budget::Budgets;
+use crate::credential::PinAccount;
 use crate::decide::{AllowingRules, AttemptContext, BaseAllowance, DecisionStage, PartialDenial, rule_ref};
 use crate::decision::{AddressAdmission, LookupTerms, Permit, PermitTerms, PolicyLayer, RuleRef, Treatment};
 use crate::facts::{EchPresence, Protocol, QueryType, UrlScheme};
@@ -33,10 +34,16 @@ impl<'a> AttemptContext<'a> {
             port: self.port,
             rule: rule_ref(own, PolicyLayer::Sandbox),
             generation,
-            credential: terms
-                .and_then(|terms| terms.credential.clone())
-                .filter(|_| treatment == Treatment::Forward),
-            is_credential_host: self.own.iter().any(injects_credential),
+            credentials: match treatment {
+                Treatment::Forward => own.rule.credentials().into(),
+                Treatment::Hold { .. }
+                | Treatment::Intercept
+                | Treatment::Raw
+                | Treatment::Resolve
+                | Treatment::Tunnel => [].into(),
+            },
+            is_credential_host: self.is_credential_host(),
+            pin_account: self.pin_account(own, base_terms),
             treatment,
             admission: [allowing.own.iter().map(rule_admission).collect(), allowing.base.admissions()],
             lookup: self.lookup_terms(own, either(|terms| terms.strict_cname)),
@@ -60,7 +67,7 @@ impl<'a> AttemptContext<'a> {
             }
             (DecisionStage::Connect(_), _) if own.rule.is_raw() => Ok(Treatment::Raw),
             (DecisionStage::Connect(protocol), _) => self.tls_treatment(own, allowing, protocol),
-            (DecisionStage::Request(request), RuleAction::Allow(AllowTerms { credential: Some(_), .. })) => {
+            (DecisionStage::Request(request), RuleAction::Allow(terms)) if !terms.credentials.is_empty() => {
                 match request.scheme {
                     UrlScheme::Http => Err(Reason::CredentialNeedsTls),
                     UrlScheme::Https => Ok(Treatment::Forward),
@@ -96,6 +103,19 @@ impl<'a> AttemptContext<'a> {
     fn must_see_requests(&self) -> bool {
         let needs = |matched: &RuleMatch<'_>| self.is_on_port(matched) && matched.rule.needs_requests();
         self.own.iter().chain(&self.base).any(needs)
+    }
+
+    /// Returns whether any rule of the sandbox injects a credential for the host.
+    fn is_credential_host(&self) -> bool {
+        self.own.iter().any(|matched| !matched.rule.credentials().is_empty())
+    }
+
+    /// Returns what becomes of credentials of other accounts: what the rule says, else they are removed where any rule
+    /// of the sandbox injects a credential for the host. The base may be stricter.
+    fn pin_account(&self, own: &RuleMatch<'_>, base: Option<&AllowTerms>) -> PinAccount {
+        let default = if self.is_credential_host() { PinAccount::Remove } else { PinAccount::Off };
+        let base = base.and_then(|terms| terms.pin_account).unwrap_or(PinAccount::Off);
+        own.rule.pin_account().unwrap_or(default).strictest(base)
     }
 
     fn lookup_terms(&self, own: &RuleMatch<'_>, strict_cname: bool) -> LookupTerms {
@@ -180,10 +200,6 @@ fn signal_terms(own: &RuleMatch<'_>, allowing: &AllowingRules<'_>) -> SignalTerm
         receipts: [receipt(own), base.map_or(MemoryReceipt::Everything, receipt)],
         fields,
     }
-}
-
-fn injects_credential(matched: &RuleMatch<'_>) -> bool {
-    matched.rule.allow_terms().is_some_and(|terms| terms.credential.is_some())
 }
 
 fn rule_admission(matched: &RuleMatch<'_>) -> AddressAdmission {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use crate::budget::Budgets;
+use crate::credential::PinAccount;
 use crate::facts::{HttpMethod, QueryType};
 use crate::host_set::{HostSet, PatternHit, PatternOrigin};
 use crate::ids::{BankPattern, CredentialName, Environment, PolicyName, ProfileName};
@@ -73,7 +74,10 @@ pub(crate) struct AllowTerms {
     pub(crate) raw_tcp: bool,
     pub(crate) tls: TlsMode,
     pub(crate) tolerate_ech: bool,
-    pub(crate) credential: Option<CredentialName>,
+    /// In order, each once.
+    pub(crate) credentials: Box<[CredentialName]>,
+    /// What the rule says itself.
+    pub(crate) pin_account: Option<PinAccount>,
     pub(crate) strict_cname: bool,
     pub(crate) dns_types: Box<[QueryType]>,
     pub(crate) budgets: Budgets,
@@ -315,8 +319,14 @@ impl Rule {
         }
     }
 
-    pub fn credential(&self) -> Option<&CredentialName> {
-        self.allow_terms().and_then(|terms| terms.credential.as_ref())
+    /// Returns the credentials that the rule injects.
+    pub fn credentials(&self) -> &[CredentialName] {
+        self.allow_terms().map_or(&[], |terms| &terms.credentials)
+    }
+
+    /// Returns what the rule says about credentials of other accounts.
+    pub fn pin_account(&self) -> Option<PinAccount> {
+        self.allow_terms().and_then(|terms| terms.pin_account)
     }
 
     /// Returns the only networks its hosts may resolve to.
@@ -385,7 +395,8 @@ impl Rule {
 impl AllowTerms {
     /// Returns whether the terms are about requests.
     pub(crate) fn need_requests(&self) -> bool {
-        self.credential.is_some() || self.inspect == InspectTerm::On || self.fields.is_some()
+        let pins = self.pin_account.is_some_and(|pin| pin != PinAccount::Off);
+        !self.credentials.is_empty() || pins || self.inspect == InspectTerm::On || self.fields.is_some()
     }
 }
 

@@ -112,8 +112,8 @@ reasons! {
         "The rule injects a credential, and the request does not use TLS."
         "Use https.";
     CredentialUnavailable "credential_unavailable"
-        "The credential that the rule injects is missing, unreadable or malformed."
-        "Check the file of that `[[credential]]` in the configuration.";
+        "A credential that the rule injects cannot be had or used now; the detail names it."
+        "Check the source of that `[[credential]]` in the configuration.";
     CutByOperator "cut_by_operator"
         "The operator cut the connection."
         "Ask the operator.";
@@ -225,6 +225,9 @@ reasons! {
     NotListed "not_listed"
         "No rule of this sandbox names the host."
         "Add the host to an `[[allow]]` rule.";
+    OtherAccount "other_account"
+        "The request carries a credential of another account, and the rule says `pin_account = \"refuse\"`."
+        "Send the request without it: Sandbar adds the credential of this host.";
     OutOfPorts "out_of_ports"
         "The sandbox uses all the source ports it may use towards this address, or the kernel has none left."
         "Close or reuse connections to this host; a closed one keeps its port for a minute.";
@@ -234,6 +237,9 @@ reasons! {
     PathNotAllowed "path_not_allowed"
         "A rule names the host and method but not this path."
         "Add the path to the rule's `paths`.";
+    PlaceholderMisused "placeholder_misused"
+        "What leaves contains the placeholder of a credential in a place where Sandbar does not replace it."
+        "Send it only in the header field that the tool is made for, to the hosts of the credential; if no tool did this, find out who read it.";
     PolicyInvalid "policy_invalid"
         "The policies on disk are invalid, and the configuration sets `on_invalid = \"deny\"`."
         "Fix the file that `sandbar status` names; the policies then apply again.";
@@ -249,6 +255,9 @@ reasons! {
     RawTcpNotAllowed "raw_tcp_not_allowed"
         "The connection is neither TLS nor HTTP, and no rule allows raw TCP to this host and port."
         "Add the port to a rule's `tcp` with the exact host name.";
+    RequestUnsignable "request_unsignable"
+        "Sandbar cannot sign the request for AWS: its query, its body or what it says about them is malformed, or a form in it carries a signature."
+        "Send it as the SDKs of AWS do; the detail says what is wrong.";
     ResolverDiscovery "resolver_discovery"
         "The name exists only to switch clients to another resolver; Sandbar always refuses it."
         "Nothing to do: clients fall back on their own.";

@@ -196,11 +196,11 @@ fn p11_what_the_origin_sends_back_is_covered_and_found() {
 }
 
 #[test]
-fn p11_an_encoded_answer_cannot_be_searched_and_is_withheld() {
+fn p11_an_answer_of_an_unknown_encoding_cannot_be_searched_and_is_withheld() {
     let scene = CredentialScene::new();
-    let answer = "HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nzzzz";
+    let answer = "HTTP/1.1 200 OK\r\nContent-Encoding: compress\r\nContent-Length: 4\r\n\r\nzzzz";
     scene.bound.set_reply(OriginReply::Say(answer.as_bytes().to_vec()));
-    let answer = scene.send_post("Accept-Encoding: gzip\r\n");
+    let answer = scene.send_post("Accept-Encoding: compress\r\n");
     scene.world.assert_refused("encoded", &answer, 502, "answer_unreadable");
     let requests = scene.bound.requests();
     let asked = requests

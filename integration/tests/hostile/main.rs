@@ -3,9 +3,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)] // helpers of tests are tests
 
+mod accounts;
 mod agreement;
 mod answers;
 mod attempted;
+mod aws;
 mod bodies;
 mod bytes;
 mod credentials;
@@ -27,6 +29,7 @@ mod listeners;
 mod names;
 mod origin;
 mod pipelining;
+mod reflect;
 mod refusals;
 mod sandboxes;
 mod secret_files;

@@ -229,7 +229,7 @@ impl ConnectionHandler {
         let terms = DepartureTerms {
             upfront: inbound.stream.ahead.len() as u64,
             treatment: permit.treatment().as_str(),
-            credential: None,
+            credentials: &[],
             cut: cut.clone(),
             content: AttemptContent::Name,
         };

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::bail;
 use rules::budget::Budgets;
+use rules::credential::PinAccount;
 use rules::decision::{Denial, Permit, PolicyLayer, RuleRef, Treatment};
 use rules::explain::{Explanation, MissCause, NearMiss, PolicyEdit};
 use rules::facts::{BankOperation, HttpMethod, QueryType, UrlScheme};
@@ -215,8 +216,13 @@ impl ExplainText {
             );
         }
         self.push_field("rule", &format!("`{}`, layer {}  {}", rule.rule, rule.layer, rule_location(rule)));
-        if let Some(name) = permit.credential() {
+        for name in permit.credentials() {
             self.push_field("credential", &format!("{name} is injected; the sandbox never sees it"));
+        }
+        match permit.pin_account() {
+            PinAccount::Off => {}
+            PinAccount::Refuse => self.push_field("accounts", "credentials of other accounts are refused"),
+            PinAccount::Remove => self.push_field("accounts", "credentials of other accounts are removed"),
         }
         match permit.treatment() {
             Treatment::Raw | Treatment::Tunnel => self.push_field("signals", "not inspected"),
@@ -312,7 +318,8 @@ fn permit_json(permit: &Permit) -> Value {
         "decision": "allow",
         "how": permit.treatment().as_str(),
         "rule": rule_json(permit.rule()),
-        "credential": permit.credential().map(|name| name.as_str()),
+        "credentials": permit.credentials().iter().map(|name| name.as_str()).collect::<Vec<_>>(),
+        "pin_account": permit.pin_account().as_str(),
         "signals": signals_json(permit),
         "budget": budget_json(permit.rule_budgets().min(permit.sandbox_budgets())),
         "generation": permit.generation(),

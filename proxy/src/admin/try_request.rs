@@ -3,13 +3,16 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use pingora_http::RequestHeader;
 use rules::budget::BudgetKind;
 use rules::configuration::Configuration;
+use rules::credential::PinAccount;
 use rules::decision::{Permit, Treatment};
 use rules::facts::HttpMethod;
+use rules::ids::CredentialName;
 use rules::limits::TrafficLimits;
 use rules::probe::PolicyProbe;
 use rules::signals::settings::{BodyInspection, SignalKind, SignalTerms};
@@ -17,7 +20,7 @@ use rules::{Decision, RuleSet};
 use serde::Serialize;
 
 use crate::admin::explain::choose_sandbox;
-use crate::credential::CredentialStore;
+use crate::credential::{AccountFilter, CredentialStore, PlaceholderKey};
 use crate::http::chunks::ChunkValidator;
 use crate::http::head::{self, BodyFraming};
 use crate::http::outgoing_head;
@@ -25,6 +28,7 @@ pub use crate::inspect::{KnownSignal, TriedBits, TriedComponent, TriedSignal, kn
 use crate::inspect::{RequestHead, Trial, TrialFindings, TrialSet};
 use crate::policy::paths::instance_paths;
 use crate::report::UsageError;
+use crate::report::refusal::Refusal;
 
 /// Fields that are read; the limit on them is that of the configuration.
 const MAX_FIELDS: usize = 256;
@@ -121,8 +125,10 @@ impl TryRequest<'_> {
         }
         let mut header_bits = None;
         if visible == Visible::Request {
-            let leaving = outgoing_head(&request.fields, permit.as_ref())
-                .map_err(|refusal| anyhow::anyhow!("the head is refused as `{}`", refusal.reason.code()))?;
+            let refused =
+                |refusal: Refusal| anyhow::anyhow!("the head is refused as `{}`", refusal.reason.code());
+            let accounts = self.account_filter(permit.as_ref()).map_err(refused)?;
+            let leaving = outgoing_head(&request.fields, permit.as_ref(), &accounts).map_err(refused)?;
             let bits = trial.look_at_head(&RequestHead::of(&leaving), &mut found);
             header_bits = Some(TriedBits { limit: permit.as_ref().and_then(bit_budget), ..bits });
             let encoding = request.fields.headers.get("content-encoding").map(|coding| coding.as_bytes());
@@ -187,6 +193,21 @@ impl TryRequest<'_> {
                 (Some(TriedPolicy { rule, reason: Some(denial.reason.code()), ..policy }), None)
             }
         })
+    }
+
+    /// Returns what is removed from a request before ours is added.
+    fn account_filter(&self, permit: Option<&Permit>) -> Result<AccountFilter, Refusal> {
+        let Some(permit) = permit else { return Ok(AccountFilter::without_credentials(PinAccount::Off)) };
+        let Some((_, configuration)) = self.configuration else {
+            return Ok(AccountFilter::without_credentials(permit.pin_account()));
+        };
+        let credentials = &configuration.credentials;
+        let find =
+            |name: &CredentialName| credentials.iter().find(|one| one.name == *name).cloned().map(Arc::new);
+        let paths =
+            self.configuration.and_then(|(path, configuration)| instance_paths(path, configuration).ok());
+        let key = paths.and_then(|paths| PlaceholderKey::read(&paths.log).ok().flatten());
+        AccountFilter::new(permit, key.as_ref(), find)
     }
 
     /// Reads what to search for from the configuration. A file that this user may not read becomes a note.

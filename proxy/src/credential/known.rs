@@ -21,12 +21,6 @@ pub(super) const MAX_PREVIOUS: usize = 16;
 /// Most credentials that are known, those that left the configuration included.
 pub(super) const MAX_NAMES: usize = 1024;
 
-/// The secrets of some credentials, and a version that changes when they do.
-pub(crate) struct KnownSecrets {
-    pub(crate) version: u64,
-    pub(crate) secrets: Vec<SecretString>,
-}
-
 /// The values of all credentials.
 #[derive(Default)]
 pub(crate) struct KnownValues {
@@ -37,8 +31,6 @@ pub(crate) struct KnownValues {
 
 #[derive(Default)]
 struct KnownCredential {
-    /// The version with which it changed last.
-    version: u64,
     current: Option<Arc<CredentialValue>>,
     previous: VecDeque<PreviousValue>,
 }
@@ -63,7 +55,7 @@ impl KnownValues {
         }
         let replaced = known.current.replace(value.clone());
         known.remember(replaced);
-        known.version = self.version.fetch_add(1, Ordering::AcqRel) + 1;
+        self.version.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Takes note that a credential is no longer configured. Its value is known for a day, like a replaced one.
@@ -72,7 +64,7 @@ impl KnownValues {
         let Some(known) = by.get_mut(name) else { return };
         let replaced = known.current.take();
         known.remember(replaced);
-        known.version = self.version.fetch_add(1, Ordering::AcqRel) + 1;
+        self.version.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Returns every secret, to recognise it where it must not be.
@@ -93,24 +85,11 @@ impl KnownValues {
         values
     }
 
-    /// Returns a number that changes whenever the secrets of these credentials do.
-    pub(crate) fn version_of<'a>(&self, names: impl IntoIterator<Item = &'a CredentialName>) -> u64 {
-        let by = sys::lock(&self.by);
-        names.into_iter().filter_map(|name| by.get(name)).map(|known| known.version).max().unwrap_or_default()
-    }
-
     /// Returns the secrets of these credentials, to mask them in answers.
-    pub(crate) fn secrets_of<'a>(&self, names: impl IntoIterator<Item = &'a CredentialName>) -> KnownSecrets {
+    pub(crate) fn secrets_of(&self, name: &CredentialName) -> Vec<SecretString> {
         let (by, now) = (sys::lock(&self.by), Instant::now());
-        let mut found = KnownSecrets { version: 0, secrets: Vec::new() };
-        for known in names.into_iter().filter_map(|name| by.get(name)) {
-            found.version = found.version.max(known.version);
-            let values = known.values(now);
-            found.secrets.extend(
-                values.flat_map(|(value, _)| value.secrets().map(SecretString::from).collect::<Vec<_>>()),
-            );
-        }
-        found
+        let values = by.get(name).into_iter().flat_map(|known| known.values(now));
+        values.flat_map(|(value, _)| value.secrets().map(SecretString::from).collect::<Vec<_>>()).collect()
     }
 }
 
@@ -159,20 +138,20 @@ mod tests {
     }
 
     fn secrets(known: &KnownValues, name: &CredentialName) -> Vec<String> {
-        known.secrets_of([name]).secrets.iter().map(|secret| secret.expose_secret().to_owned()).collect()
+        known.secrets_of(name).iter().map(|secret| secret.expose_secret().to_owned()).collect()
     }
 
     #[tokio::test(start_paused = true)]
     async fn p11_a_replaced_value_is_known_for_a_day_and_no_longer() {
         let (known, name) = (KnownValues::default(), CredentialName::parse("model").unwrap());
-        assert_eq!(known.version_of([&name]), 0);
+        assert_eq!(known.version(), 0);
         known.adopt(&name, &value("first-value"));
-        let first = known.version_of([&name]);
+        let first = known.version();
         known.adopt(&name, &value("first-value"));
-        assert_eq!(known.version_of([&name]), first, "the same value again changes nothing");
+        assert_eq!(known.version(), first, "the same value again changes nothing");
         tokio::time::advance(Duration::from_secs(3600)).await;
         known.adopt(&name, &value("other-value"));
-        assert!(known.version_of([&name]) > first);
+        assert!(known.version() > first);
         assert_eq!(secrets(&known, &name), ["other-value", "first-value"]);
         let labels: Vec<_> = known.exact_values().into_iter().map(|value| value.label).collect();
         assert_eq!(labels, ["the value of credential `model`", "a previous value of credential `model`"]);

@@ -19,13 +19,16 @@ use rules::credential::{Credential, CredentialSource};
 use rules::ids::CredentialName;
 use rules::signals::secrets::ExactValue;
 use rules::{Host, Reason};
+use secrecy::ExposeSecret;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
+use zeroize::Zeroizing;
 
 use crate::credential::cell::{CredentialCell, ValueStatus};
 use crate::credential::error::CredentialError;
 use crate::credential::file_watch;
-use crate::credential::known::{KnownSecrets, KnownValues};
+use crate::credential::known::KnownValues;
+use crate::credential::scrub::LabelledSecret;
 use crate::credential::source::endpoint::{TokenClient, trust_source};
 use crate::credential::source::{self, Source};
 use crate::credential::value::CredentialValue;
@@ -50,7 +53,7 @@ struct FetchSettings {
 
 /// A credential and its value.
 struct CredentialEntry {
-    definition: Credential,
+    definition: Arc<Credential>,
     cell: Arc<CredentialCell>,
     /// The file that holds the value as it is, which a thread watches.
     file: Option<PathBuf>,
@@ -145,7 +148,7 @@ impl CredentialStore {
         let Some(fetching) = &self.fetching else { return Ok(HashMap::new()) };
         let running = self.by.load();
         let kept =
-            |one: &Credential| running.get(&one.name).filter(|entry| entry.definition == *one).cloned();
+            |one: &Credential| running.get(&one.name).filter(|entry| *entry.definition == *one).cloned();
         let (mut entries, mut changed) = (HashMap::new(), Vec::new());
         for one in credentials {
             match kept(one) {
@@ -180,7 +183,7 @@ impl CredentialStore {
             }
         };
         let (task, start) = (Mutex::default(), Mutex::new(Some(start)));
-        Ok(CredentialEntry { definition: one.clone(), cell, file, task, start })
+        Ok(CredentialEntry { definition: Arc::new(one.clone()), cell, file, task, start })
     }
 
     /// Returns the value of a credential for a request to this host and port. Waits, within the credential's deadline,
@@ -210,6 +213,16 @@ impl CredentialStore {
         entry.value().await.map_err(|error| refused(error.to_string()))
     }
 
+    /// Returns what the configuration says of a credential.
+    pub(crate) fn definition(&self, name: &CredentialName) -> Option<Arc<Credential>> {
+        self.by.load().get(name).map(|entry| entry.definition.clone())
+    }
+
+    /// Returns whether there are credentials, and so placeholders.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by.load().is_empty()
+    }
+
     /// Returns a number that grows whenever a value changes.
     pub(crate) fn version(&self) -> u64 {
         self.known.version()
@@ -220,14 +233,17 @@ impl CredentialStore {
         self.known.exact_values()
     }
 
-    /// Returns a number that changes whenever [`CredentialStore::secrets_of`] does for these credentials.
-    pub(crate) fn version_of<'a>(&self, names: impl IntoIterator<Item = &'a CredentialName>) -> u64 {
-        self.known.version_of(names)
-    }
-
-    /// Returns the secrets of these credentials, now and in the last day, to mask them in answers.
-    pub(crate) fn secrets_of<'a>(&self, names: impl IntoIterator<Item = &'a CredentialName>) -> KnownSecrets {
-        self.known.secrets_of(names)
+    /// Returns the secrets of these credentials, now and in the last day, each with the name of its credential, to mask
+    /// them in answers.
+    pub(crate) fn labelled_secrets(&self, names: &[&CredentialName]) -> Vec<LabelledSecret> {
+        let secrets = names.iter().flat_map(|name| {
+            let secrets = self.known.secrets_of(name).into_iter();
+            secrets.map(|secret| LabelledSecret {
+                name: (*name).clone(),
+                value: Zeroizing::new(secret.expose_secret().to_owned()),
+            })
+        });
+        secrets.collect()
     }
 
     /// Returns the state of every credential, by name.
@@ -342,8 +358,8 @@ mod tests {
     }
 
     fn known(store: &CredentialStore, name: &str) -> Vec<String> {
-        let secrets = store.secrets_of([&CredentialName::parse(name).unwrap()]).secrets;
-        secrets.iter().map(|secret| secret.expose_secret().to_owned()).collect()
+        let secrets = store.labelled_secrets(&[&CredentialName::parse(name).unwrap()]);
+        secrets.iter().map(|secret| secret.value.to_string()).collect()
     }
 
     // proves: credential.hosts

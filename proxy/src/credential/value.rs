@@ -1,38 +1,22 @@
 //! The value of a credential, and how a request carries it.
 
-use std::sync::Arc;
-
 use ::http::HeaderValue;
-use pingora_http::RequestHeader;
 use rules::Reason;
 use secrecy::{ExposeSecret, SecretString};
-use zeroize::Zeroizing;
 
 use crate::credential::error::CredentialError;
-use crate::credential::scrub::EchoPatterns;
 use crate::report::refusal::Refusal;
 
 /// Shortest credential: a shorter one would occur by chance in responses.
 pub(super) const SHORTEST: usize = 8;
 /// Shortest secret of a source that is searched for.
 const SHORTEST_HIDDEN: usize = 16;
-/// Request fields that ask for a response the scrubber cannot search: partial content, or compression inside the
-/// body.
-const UNSEARCHABLE_FIELDS: [&str; 6] = [
-    "a-im",
-    "connect-accept-encoding",
-    "grpc-accept-encoding",
-    "if-range",
-    "range",
-    "sec-websocket-extensions",
-];
 
-/// A credential, and the forms in which an origin server may echo it.
+/// The value of a credential.
 pub(crate) struct CredentialValue {
     content: CredentialContent,
     /// What was shown to its source, such as a client's secret: no answer may contain it either.
     hidden: Vec<SecretString>,
-    echoes: Arc<EchoPatterns>,
 }
 
 /// What a credential consists of.
@@ -56,9 +40,10 @@ impl CredentialValue {
         let value = text.strip_suffix('\n').unwrap_or(text);
         let value = value.strip_suffix('\r').unwrap_or(value);
         check_secret(value)?;
-        let echoes = Arc::new(EchoPatterns::new(value));
-        let content = CredentialContent::Text(SecretString::from(value));
-        Ok(CredentialValue { content, hidden: Vec::new(), echoes })
+        Ok(CredentialValue {
+            content: CredentialContent::Text(SecretString::from(value)),
+            hidden: Vec::new(),
+        })
     }
 
     /// Takes keys of AWS, each a line of visible characters.
@@ -66,8 +51,7 @@ impl CredentialValue {
         check_secret(&keys.id)?;
         check_secret(keys.secret.expose_secret())?;
         keys.session_token.as_ref().map_or(Ok(()), |token| check_secret(token.expose_secret()))?;
-        let echoes = Arc::new(EchoPatterns::new(keys.secret.expose_secret()));
-        Ok(CredentialValue { content: CredentialContent::Aws(keys), hidden: Vec::new(), echoes })
+        Ok(CredentialValue { content: CredentialContent::Aws(keys), hidden: Vec::new() })
     }
 
     /// Adds secrets of its source that must not reach the sandbox. Short ones would occur by chance.
@@ -101,35 +85,12 @@ impl CredentialValue {
         [Some(first), second].into_iter().flatten().chain(&self.hidden).map(ExposeSecret::expose_secret)
     }
 
-    /// Sets `Authorization`, replacing whatever the sandbox sent there.
-    ///
-    /// Also removes the fields that ask for compressed or partial responses, in which the scrubber could not find
-    /// an echo.
-    pub(crate) fn inject(&self, request: &mut RequestHeader) -> Result<(), Refusal> {
-        request.remove_header("authorization");
-        for name in UNSEARCHABLE_FIELDS {
-            request.remove_header(name);
-        }
-        let text = self.text().ok_or(Reason::CredentialUnavailable)?;
-        let text = Zeroizing::new(format!("Bearer {text}"));
-        let mut value = HeaderValue::from_str(&text).map_err(|_| Reason::CredentialUnavailable)?;
-        value.set_sensitive(true); // keeps it out of HPACK's dynamic table
-        let set = request.insert_header("Authorization", value);
-        set.map_err(|_| Reason::CredentialUnavailable)?;
-        let set = request.insert_header("Accept-Encoding", "identity");
-        set.map_err(|_| Reason::CredentialUnavailable.into())
-    }
-
     /// Returns the bare value, for a header field other than `Authorization`.
     pub(crate) fn header_value(&self) -> Result<HeaderValue, Refusal> {
         let text = self.text().ok_or(Reason::CredentialUnavailable)?;
         let mut value = HeaderValue::from_str(text).map_err(|_| Reason::CredentialUnavailable)?;
         value.set_sensitive(true);
         Ok(value)
-    }
-
-    pub(crate) fn echoes(&self) -> Arc<EchoPatterns> {
-        self.echoes.clone()
     }
 }
 
@@ -161,26 +122,5 @@ mod tests {
         ] {
             assert_eq!(CredentialValue::parse(text).is_ok(), good, "{text:?}");
         }
-    }
-
-    #[test]
-    fn p11_whatever_the_sandbox_sent_is_gone() {
-        let credential = CredentialValue::parse("sk-0123456789").unwrap();
-        let mut request = RequestHeader::build("GET", b"/", None).unwrap();
-        for value in ["Bearer mine", "Basic bWluZQ=="] {
-            request.append_header("aUTHORIZATION", value).unwrap();
-        }
-        for name in UNSEARCHABLE_FIELDS.into_iter().chain(["Accept-Encoding"]) {
-            request.append_header(name, "bytes=0-7").unwrap();
-        }
-        credential.inject(&mut request).unwrap();
-        let sent: Vec<_> = request.headers.get_all("authorization").iter().collect();
-        assert_eq!(sent.len(), 1);
-        assert_eq!(sent[0].as_bytes(), b"Bearer sk-0123456789");
-        assert!(sent[0].is_sensitive());
-        let mut rest: Vec<_> = request.headers.keys().map(|name| name.as_str()).collect();
-        rest.sort_unstable();
-        assert_eq!(rest, ["accept-encoding", "authorization"]);
-        assert_eq!(request.headers["accept-encoding"], "identity");
     }
 }

@@ -44,8 +44,8 @@ pub(crate) struct DepartureTerms<'a> {
     pub(crate) upfront: u64,
     /// The treatment in records and metrics. The guard holds a memory call, although its permit says `forward`.
     pub(crate) treatment: &'static str,
-    /// The credential that is injected, for the record.
-    pub(crate) credential: Option<&'a CredentialName>,
+    /// The credentials that are injected, for the record.
+    pub(crate) credentials: &'a [CredentialName],
     /// Closes the attempt when it loses its permission.
     pub(crate) cut: Arc<CutSignal>,
     /// What can be searched of it.
@@ -182,7 +182,7 @@ async fn record_permit(
     let mut details = record::permit_record(permit, rules);
     details.treatment = Some(StableCode(terms.treatment));
     details.inspected = Some(StableCode(terms.content.coverage(permit)));
-    details.credential = terms.credential.map(|name| name.as_str().into());
+    details.credential = record::credential_names(terms.credentials);
     let started = Instant::now();
     let receipt = record.record_decision(details).await?;
     metrics::observe_record(started.elapsed());

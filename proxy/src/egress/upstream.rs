@@ -60,7 +60,7 @@ pub(crate) fn http_peer(
         Host::Name(name) => name.as_str().to_owned(),
     };
     let mut peer = HttpPeer::new(address, tls, name);
-    peer.group_key = pool_group(shared, departure.permit().holder(), &admitted);
+    peer.group_key = pool_group(shared, departure.permit(), &admitted);
     peer.options = peer_options(shared, departure.permit().sandbox(), race, options);
     peer.options.total_connection_timeout = Some(shared.limits.connect());
     Some(Box::new(peer))
@@ -106,11 +106,12 @@ fn peer_options(
 
 /// The pool key: connections are shared within the sandbox that the permit was given to, while its identity lasts.
 /// Pingora's own key knows neither the sandbox nor our mark, and only one address. A connection may be to any of the
-/// admitted ones, so a request must admit the same to use it.
-fn pool_group(shared: &Shared, sandbox: &Sandbox, admitted: &[IpAddr]) -> u64 {
-    let Sandbox { id, tenant, environment, agent_card: _, generation } = sandbox;
+/// admitted ones, so a request must admit the same to use it. Some origin servers authenticate the connection with its
+/// first request, so requests with other credentials, or none, have connections of their own.
+fn pool_group(shared: &Shared, permit: &Permit, admitted: &[IpAddr]) -> u64 {
+    let Sandbox { id, tenant, environment, agent_card: _, generation } = &**permit.holder();
     let mut hasher = DefaultHasher::new();
-    (id, tenant, environment, generation).hash(&mut hasher);
+    (id, tenant, environment, generation, permit.credentials()).hash(&mut hasher);
     (shared.mark, admitted).hash(&mut hasher);
     hasher.finish()
 }

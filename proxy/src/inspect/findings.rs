@@ -5,7 +5,7 @@ use rules::signals::{Encoding, Signal, SignalCode, SignalMode, SignalPlace};
 use rules::{DomainName, Permit, Reason};
 
 /// Every signal, in the order of its code.
-pub(super) const SIGNALS: [SignalCode; 15] = [
+pub(super) const SIGNALS: [SignalCode; 16] = [
     SignalCode::Beacon,
     SignalCode::CanaryUsed,
     SignalCode::ContentUnsearched,
@@ -16,6 +16,7 @@ pub(super) const SIGNALS: [SignalCode; 15] = [
     SignalCode::HeaderBits,
     SignalCode::ManyFields,
     SignalCode::MemoryFlow,
+    SignalCode::PlaceholderMisused,
     SignalCode::SecretFound,
     SignalCode::Sequence,
     SignalCode::UploadRatio,
@@ -47,6 +48,7 @@ pub(super) fn code(signal: SignalCode) -> FindingCode {
         SignalCode::HeaderBits => FindingCode::HeaderBits,
         SignalCode::ManyFields => FindingCode::ManyFields,
         SignalCode::MemoryFlow => FindingCode::MemoryFlow,
+        SignalCode::PlaceholderMisused => FindingCode::PlaceholderMisused,
         SignalCode::SecretFound => FindingCode::SecretFound,
         SignalCode::Sequence => FindingCode::Sequence,
         SignalCode::UploadRatio => FindingCode::UploadRatio,
@@ -61,6 +63,7 @@ pub(super) fn reason(signal: SignalCode) -> Reason {
         SignalCode::CanaryUsed => Reason::CanaryUsed,
         SignalCode::CredentialLeaving => Reason::CredentialLeaving,
         SignalCode::MemoryFlow => Reason::MemoryFlow,
+        SignalCode::PlaceholderMisused => Reason::PlaceholderMisused,
         SignalCode::SecretFound => Reason::SecretFound,
         SignalCode::Beacon
         | SignalCode::ContentUnsearched
@@ -128,7 +131,9 @@ pub(super) fn repeated(code: SignalCode) -> Signal {
 fn severity(code: SignalCode) -> FindingSeverity {
     match code {
         SignalCode::CanaryUsed | SignalCode::CredentialLeaving => FindingSeverity::Critical,
-        SignalCode::MemoryFlow | SignalCode::SecretFound => FindingSeverity::High,
+        SignalCode::MemoryFlow | SignalCode::PlaceholderMisused | SignalCode::SecretFound => {
+            FindingSeverity::High
+        }
         SignalCode::Beacon
         | SignalCode::ContentUnsearched
         | SignalCode::Drip

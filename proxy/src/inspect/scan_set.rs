@@ -100,9 +100,9 @@ impl ScanSet {
     pub(super) fn compile(
         own_patterns: &[OwnPattern],
         canaries: &CanaryStore,
-        credentials: &CredentialStore,
+        known: &CredentialStore,
     ) -> anyhow::Result<Self> {
-        let version = credentials.version();
+        let version = known.version();
         let (made, canaries) = sys::lock(&canaries.canaries).clone();
         let set = CanarySet::new(canaries).context("the canaries")?;
         let canary_values = set.exact_values().map(|(canary, value)| ExactValue {
@@ -110,11 +110,15 @@ impl ScanSet {
             code: SignalCode::CanaryUsed,
             bytes: value.as_bytes().to_vec(),
         });
-        let credentials: Vec<ExactValue> = credentials.exact_values();
-        let has_credentials = !credentials.is_empty();
+        let credentials: Vec<ExactValue> = known.exact_values();
+        let has_credentials = !known.is_empty() || !credentials.is_empty();
         let exact_values = canary_values.chain(credentials).collect();
-        let settings =
-            SecretSettings { known_shapes: true, own_patterns: own_patterns.to_vec(), exact_values };
+        let settings = SecretSettings {
+            placeholders: has_credentials,
+            known_shapes: true,
+            own_patterns: own_patterns.to_vec(),
+            exact_values,
+        };
         let patterns = PatternSet::compile(&settings).context("the patterns to search for")?;
         let (patterns, canaries) = (Arc::new(patterns), Arc::new(set));
         Ok(ScanSet { patterns, canaries, has_credentials, made_from: (version, made) })

@@ -308,7 +308,7 @@ impl MemoryGuard {
         let terms = DepartureTerms {
             upfront: request_bytes(session.req_header()) + body.len() as u64,
             treatment: "hold",
-            credential: service.credential(),
+            credentials: service.credential().map_or(&[], std::slice::from_ref),
             cut: request.cut.clone(),
             content: AttemptContent::Call { head: &head, body: &body, banks: &banks },
         };

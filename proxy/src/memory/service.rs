@@ -153,11 +153,12 @@ pub(super) struct CallSubject<'a> {
 
 /// The secrets of a request that its answer must not contain: the service's key and the signature of the token.
 /// Without its signature the rest of a token is harmless.
-pub(super) fn secret_patterns(head: &RequestHeader, key: Option<&CredentialValue>) -> Vec<Arc<EchoPatterns>> {
+pub(super) fn secret_patterns(head: &RequestHeader, key: Option<&CredentialValue>) -> EchoPatterns {
     let token = head.headers.get(AUTHORIZATION).and_then(|bearer| bearer.to_str().ok());
-    let signature = token.and_then(|token| token.rsplit('.').next());
-    let signature = signature.map(|signature| Arc::new(EchoPatterns::new(signature)));
-    key.map(CredentialValue::echoes).into_iter().chain(signature).collect()
+    let signature =
+        token.and_then(|token| token.rsplit('.').next()).map(|signature| ("the token", signature));
+    let keys = key.into_iter().flat_map(CredentialValue::secrets).map(|key| ("the key", key));
+    EchoPatterns::new(keys.chain(signature))
 }
 
 fn sensitive_value(text: &str) -> Result<HeaderValue, Refusal> {

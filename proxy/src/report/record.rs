@@ -3,6 +3,7 @@
 use audit::words::channel;
 pub(crate) use audit::words::{host, policy, subject};
 use audit::{DecisionDetails, Ending, OpenRecord, StableCode, Text};
+use rules::ids::CredentialName;
 use rules::{Channel, Permit, Reason, RuleSet, SandboxRef};
 
 use crate::report::refusal::Refusal;
@@ -38,12 +39,18 @@ pub(crate) fn identify_again(
     }
 }
 
+/// Returns the names of injected credentials as a record has them.
+pub(crate) fn credential_names(names: &[CredentialName]) -> Option<Text<520>> {
+    let names: Vec<&str> = names.iter().map(CredentialName::as_str).collect();
+    (!names.is_empty()).then(|| names.join(",").as_str().into())
+}
+
 pub(crate) fn permit_record(permit: &Permit, rules: &RuleSet) -> DecisionDetails {
     DecisionDetails {
         rule: Some((&*permit.rule().rule).into()),
         policy: Some(policy(rules)),
         treatment: Some(StableCode(permit.treatment().as_str())),
-        credential: permit.credential().map(|name| name.as_str().into()),
+        credential: credential_names(permit.credentials()),
         ..DecisionDetails::new(StableCode::ALLOWED)
     }
 }

@@ -6,6 +6,7 @@ use super::paths::{self, PathLabel};
 use super::reach::dialable_addresses;
 use super::{DiffSide, targets};
 use crate::budget::Budgets;
+use crate::credential::PinAccount;
 use crate::decision::{Decision, Permit, Treatment};
 use crate::facts::{EchPresence, Facts, HttpMethod, Protocol, QueryType};
 use crate::name::Host;
@@ -142,6 +143,22 @@ impl AllowedProbe {
     }
 }
 
+/// Describes whose credentials requests carry, without what follows from having one.
+fn describe_credentials(permit: &Permit) -> String {
+    let names: Vec<String> = permit.credentials().iter().map(|name| format!("`{name}`")).collect();
+    let own = match names.as_slice() {
+        [] => "no credential".to_owned(),
+        [name] => format!("credential {name}"),
+        names => format!("credentials {}", names.join(" and ")),
+    };
+    match (permit.pin_account(), names.is_empty()) {
+        (PinAccount::Off, true) | (PinAccount::Remove, false) => own,
+        (PinAccount::Off, false) => format!("{own}, other accounts pass"),
+        (PinAccount::Remove, true) => format!("{own}, other accounts removed"),
+        (PinAccount::Refuse, _) => format!("{own}, other accounts refused"),
+    }
+}
+
 /// Decides a probe on one side; `None` if it is refused or no address could be dialled for it.
 fn decide_probe(side: DiffSide<'_>, probe: &PolicyProbe) -> Option<AllowedProbe> {
     let Decision::Allow(permit) = probe.decide(side.0, side.1) else { return None };
@@ -152,9 +169,7 @@ fn decide_probe(side: DiffSide<'_>, probe: &PolicyProbe) -> Option<AllowedProbe>
     }
     match permit.treatment() {
         Treatment::Forward => {
-            let name = permit.credential();
-            let text = name.map(|name| format!("credential `{name}`"));
-            terms.insert("credential", text.unwrap_or_else(|| "no credential".to_owned()));
+            terms.insert("credential", describe_credentials(&permit));
         }
         Treatment::Hold { profile, identity } => {
             terms.insert("profile", format!("profile `{profile}`"));

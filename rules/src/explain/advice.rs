@@ -108,7 +108,7 @@ impl EditAdvisor<'_> {
         let takes_ports = self.probe.special == ProbeKind::Connection
             && rule.allow_terms().is_some_and(|terms| !terms.raw_tcp);
         let plain = self.probe.scheme == UrlScheme::Http;
-        let passes = self.passes_filters(rule) && !(plain && rule.credential().is_some());
+        let passes = self.passes_filters(rule) && !(plain && !rule.credentials().is_empty());
         let narrow = HostPattern::parse(&entry, PatternWidth::Narrow).is_ok();
         (takes_ports && passes && narrow).then(|| extend_key(reference, "hosts", entry))
     }

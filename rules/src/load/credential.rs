@@ -12,7 +12,7 @@ use toml::Spanned;
 use super::credential_document::{CredentialDocument, FormDocument, PlaceholderDocument};
 use super::credential_source::SourceReader;
 use super::document::ConfigurationDocument;
-use super::problem::{ProblemKind, Problems, SourceText, has_key_shape};
+use super::problem::{ProblemKind, Problems, SourceText, has_key_shape, may_be_secret};
 use crate::credential::{Credential, CredentialForm, CredentialSource};
 use crate::facts::RequestAuthority;
 use crate::ids::CredentialName;
@@ -388,7 +388,7 @@ impl CredentialReader<'_, '_> {
             source @ (PatternError::Name(_)
             | PatternError::Scheme
             | PatternError::TwoStars { .. }
-            | PatternError::Wildcard) => match has_key_shape(entry.get_ref()) {
+            | PatternError::Wildcard) => match entry.get_ref().split_whitespace().any(may_be_secret) {
                 true => self.report_secretly(entry.span(), "`hosts` takes host names, never a secret"),
                 false => {
                     let text = super::problem::printable(entry.get_ref());

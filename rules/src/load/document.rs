@@ -84,6 +84,12 @@ pub(crate) struct AllowDocument {
     /// The name of a credential to inject; never its value.
     #[schemars(with = "Option<String>")]
     pub(crate) credential: Option<Spanned<String>>,
+    /// The names of several credentials to inject together, such as an API key and an application key.
+    #[schemars(with = "Option<Vec<String>>")]
+    pub(crate) credentials: Option<Spanned<Vec<Spanned<String>>>>,
+    /// What becomes of header fields, cookies and parameters that look like a credential of another account: `remove` (the default for hosts that get a credential), `refuse` or `off`.
+    #[schemars(with = "Option<PinAccountDocument>")]
+    pub(crate) pin_account: Option<Spanned<PinAccountDocument>>,
     /// Allowed DNS query types; default `A`, `AAAA` and `HTTPS`.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) dns_types: Option<Vec<Spanned<String>>>,
@@ -321,6 +327,17 @@ pub(crate) struct TestDocument {
 pub(crate) enum TlsDocument {
     Intercept,
     Tunnel,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PinAccountDocument {
+    /// They pass.
+    Off,
+    /// A request with one is refused.
+    Refuse,
+    /// They are removed.
+    Remove,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use super::problem::{ProblemKind, Problems, SourceText};
 use crate::configuration::{IdentitySettings, MemoryService};
 use crate::credential::Credential;
 use crate::host_set::PatternHit;
-use crate::ids::{BankPattern, PolicyName, SandboxId};
+use crate::ids::{BankPattern, CredentialName, PolicyName, SandboxId};
 use crate::name::{DomainName, Host};
 use crate::network::is_forbidden;
 use crate::pattern::{DomainPattern, HostPattern, PatternReach, PatternWidth};
@@ -124,7 +124,7 @@ fn inherent_cause(rule: &Rule, hit: &PatternHit<'_>) -> Option<String> {
     }
     let plain = |ports: &[u16]| !ports.is_empty() && ports.iter().all(|port| *port == 80);
     let clear = hit.port.map_or_else(|| rule.ports().is_some_and(plain), |port| port == 80);
-    (rule.credential().is_some() && clear).then(|| {
+    (!rule.credentials().is_empty() && clear).then(|| {
         "a credential is never sent in the clear, and port 80 is plain HTTP; use port 443".to_owned()
     })
 }
@@ -184,11 +184,11 @@ fn ports_within((hit, rule): (&PatternHit<'_>, &Rule), (above, other): (&Pattern
 /// order in the file would decide which secret Sandbar sends.
 fn check_ties(policies: &[Arc<Policy>], problems: &mut Problems) {
     for (at, policy) in policies.iter().enumerate() {
-        if !policy.rules.iter().any(|rule| rule.credential().is_some()) {
+        if !policy.rules.iter().any(|rule| !rule.credentials().is_empty()) {
             continue;
         }
         for hit in policy.hosts.iter() {
-            let Some(rule) = policy.rule_at(hit.rule).filter(|rule| rule.credential().is_some()) else {
+            let Some(rule) = policy.rule_at(hit.rule).filter(|rule| !rule.credentials().is_empty()) else {
                 continue;
             };
             let rivals = policies.iter().enumerate().flat_map(|(index, other)| {
@@ -196,7 +196,7 @@ fn check_ties(policies: &[Arc<Policy>], problems: &mut Problems) {
             });
             for (index, other, rival) in rivals {
                 let Some(against) = other.rule_at(rival.rule) else { continue };
-                let later = (index, against.line) < (at, rule.line) || against.credential().is_none();
+                let later = (index, against.line) < (at, rule.line) || against.credentials().is_empty();
                 if later && is_tie((&hit, rule), (&rival, against)) {
                     let (one, other) = (against.name.to_string(), rule.name.to_string());
                     problems.error(rule.at.clone(), ProblemKind::Tie { one, other, host: hit.pattern() });
@@ -216,7 +216,7 @@ fn is_tie((hit, rule): (&PatternHit<'_>, &Rule), (rival, other): (&PatternHit<'_
     let own = ports(hit, rule);
     other.allow_terms().is_some()
         && !other.is_raw()
-        && other.credential() != rule.credential()
+        && other.credentials() != rule.credentials()
         && shape(hit) == shape(rival)
         && ports(rival, other).iter().any(|port| own.contains(port))
         && share_method(rule, other)
@@ -365,8 +365,11 @@ pub(crate) fn lint_sandbox(
             }
         }
     }
-    for rule in
-        layers.base_policies().iter().flat_map(|base| &base.rules).filter(|rule| rule.credential().is_some())
+    for rule in layers
+        .base_policies()
+        .iter()
+        .flat_map(|base| &base.rules)
+        .filter(|rule| !rule.credentials().is_empty())
     {
         let why = format!(
             "rule `{}` is in a base policy, so Sandbar ignores its `credential`; set it in the sandbox's own policy",
@@ -390,26 +393,44 @@ pub(crate) fn lint_sandbox(
     }
 }
 
-/// Reports rules with a credential that does not exist, or that may not be sent to all their hosts.
+/// Reports rules with a credential that does not exist, that may not be sent to all their hosts, or that takes the
+/// place of another.
 fn check_credentials(
     policy: &Policy,
     (known, credentials): (&[&str], &[Credential]),
     problems: &mut Problems,
 ) {
+    let find = |name: &CredentialName| credentials.iter().find(|one| one.name == *name);
     for rule in &policy.rules {
-        if let Some(name) = rule.credential().filter(|name| !known.contains(&name.as_str())) {
+        for name in rule.credentials().iter().filter(|name| !known.contains(&name.as_str())) {
             let fault = ProblemKind::Unknown { what: "credential", name: name.to_string() };
             problems.error(rule.at.clone(), fault);
+        }
+        let found: Vec<&Credential> = rule.credentials().iter().filter_map(find).collect();
+        for (at, one) in found.iter().enumerate() {
+            let rival = found
+                .iter()
+                .skip(at + 1)
+                .find_map(|other| Some((other, one.form.shared_place(&other.form)?)));
+            if let Some((other, place)) = rival {
+                let (one, other) = (one.name.to_string(), other.name.to_string());
+                problems.error(rule.at.clone(), ProblemKind::CredentialPlace { one, other, place });
+            }
         }
     }
     let mut reported: HashSet<u16> = HashSet::new();
     for hit in policy.hosts.iter() {
-        let Some(rule) = policy.rule_at(hit.rule) else { continue };
-        let found = rule.credential().and_then(|name| credentials.iter().find(|one| one.name == *name));
-        let (Some(credential), Some(pattern)) = (found, domain_pattern(&hit)) else { continue };
+        let Some(rule) = policy.rule_at(hit.rule).filter(|rule| !rule.credentials().is_empty()) else {
+            continue;
+        };
+        let Some(pattern) = domain_pattern(&hit) else { continue };
         let ports = hit.port.as_ref().map_or(rule.ports().unwrap_or(&[]), std::slice::from_ref);
-        let Some(port) = ports.iter().find(|port| !credential.covers_all(&pattern, **port)) else { continue };
-        if reported.insert(hit.rule) {
+        let uncovered = rule.credentials().iter().filter_map(find).find_map(|credential| {
+            Some((credential, ports.iter().find(|port| !credential.covers_all(&pattern, **port))?))
+        });
+        if let Some((credential, port)) = uncovered
+            && reported.insert(hit.rule)
+        {
             let (name, host) = (credential.name.to_string(), format!("{pattern}:{port}"));
             let fault = ProblemKind::CredentialHost { credential: name, host };
             problems.error_with_help(rule.at.clone(), fault, credential.hosts_help());

@@ -8,8 +8,8 @@ use toml::Spanned;
 
 use super::document::{
     AllowDocument, BudgetDocument, CanaryModeDocument, CnameDocument, DenyDocument, EchDocument,
-    IdentityModeDocument, MemoryDocument, PolicyDocument, RuleBudgetDocument, SignalModeDocument,
-    SignalsDocument, TlsDocument,
+    IdentityModeDocument, MemoryDocument, PinAccountDocument, PolicyDocument, RuleBudgetDocument,
+    SignalModeDocument, SignalsDocument, TlsDocument,
 };
 use super::entry::DEFAULT_PORT;
 use super::list::PatternTerms;
@@ -17,6 +17,7 @@ use super::problem::{ProblemKind, Problems, SourceText, looks_like_secret, neare
 use super::suspicion::HostNetwork;
 use super::{GRANTS_POLICY, LoadSources, list_path};
 use crate::budget::{BudgetKind, Budgets};
+use crate::credential::{MAX_CREDENTIALS, PinAccount};
 use crate::host_set::HostSet;
 use crate::ids::{CredentialName, Environment, PolicyName, ProfileName};
 use crate::pattern::PatternWidth;
@@ -291,7 +292,7 @@ impl<'a> PolicyBuilder<'a> {
         if tunnels && needs {
             self.report_never_acts(
                 &document.name,
-                "it tunnels TLS, and `methods`, `access`, `paths`, `credential`, `headers` and `inspect` need interception",
+                "it tunnels TLS, and `methods`, `access`, `paths`, `credential`, `pin_account`, `headers` and `inspect` need interception",
             );
         }
         if document.ech.is_some() && self.tls_mode(document) == TlsMode::Intercept {
@@ -312,7 +313,10 @@ impl<'a> PolicyBuilder<'a> {
         if document.memory.is_some() && document.receives_banks.is_some() {
             self.report_exclusive(document, "memory", "receives_banks");
         }
-        if document.credential.is_some() && document.dangerously_wide {
+        if document.credential.is_some() && document.credentials.is_some() {
+            self.report_exclusive(document, "credential", "credentials");
+        }
+        if injects(document) && document.dangerously_wide {
             self.report_forbidden(
                 &document.name,
                 "a rule with `dangerously_wide` cannot inject a credential: anyone could register a matching name",
@@ -330,7 +334,7 @@ impl<'a> PolicyBuilder<'a> {
         if document.resolves_to.is_some() {
             self.report_exclusive(document, "addresses", "resolves_to");
         }
-        if document.credential.is_some() {
+        if injects(document) {
             self.report_forbidden(
                 &document.name,
                 "a rule with `addresses` cannot inject a credential: it needs a verified host name",
@@ -363,13 +367,17 @@ impl<'a> PolicyBuilder<'a> {
         let mut budgets = document.budget.map_or_else(Budgets::default, rule_budgets_from_document);
         let bits = Budgets::default().with(BudgetKind::DnsBitsPerHour, document.dns_bits_per_hour);
         budgets = budgets.min(bits);
-        let credential = document.credential.as_ref();
         AllowTerms {
             resolves_to: self.parse_networks(document.resolves_to.as_deref(), width_from_document(document)),
             raw_tcp: document.tcp.is_some(),
             tls: self.tls_mode(document),
             tolerate_ech: document.ech.as_ref().is_some_and(|ech| *ech.get_ref() == EchDocument::Tolerate),
-            credential: credential.and_then(|name| self.parse_credential(name)),
+            credentials: self.parse_credentials(document),
+            pin_account: document.pin_account.as_ref().map(|pin| match pin.get_ref() {
+                PinAccountDocument::Off => PinAccount::Off,
+                PinAccountDocument::Refuse => PinAccount::Refuse,
+                PinAccountDocument::Remove => PinAccount::Remove,
+            }),
             strict_cname: document
                 .cname
                 .as_ref()
@@ -423,6 +431,30 @@ impl<'a> PolicyBuilder<'a> {
         }
         parsed.sort_unstable();
         parsed.dedup();
+        parsed.into()
+    }
+
+    /// Parses the names of the credentials that a rule injects, in order.
+    fn parse_credentials(&mut self, document: &AllowDocument) -> Box<[CredentialName]> {
+        let list = document.credentials.as_ref();
+        if let Some(list) = list
+            && !(1..=MAX_CREDENTIALS).contains(&list.get_ref().len())
+        {
+            self.report(list.span(), ProblemKind::Missing("`credentials` takes 1 to 8 names"));
+        }
+        let names = document.credential.iter().chain(list.iter().flat_map(|list| list.get_ref()));
+        let mut parsed: Vec<CredentialName> = Vec::new();
+        for entry in names.take(MAX_CREDENTIALS) {
+            let Some(name) = self.parse_credential(entry) else { continue };
+            if parsed.contains(&name) {
+                let line = self.source.line(entry.span().start);
+                let fault = ProblemKind::Twice { what: "credential", name: name.to_string(), line };
+                self.report(entry.span(), fault);
+                continue;
+            }
+            parsed.push(name);
+        }
+        parsed.sort();
         parsed.into()
     }
 
@@ -542,5 +574,10 @@ fn width_from_document(document: &AllowDocument) -> PatternWidth {
 fn needs_requests(document: &AllowDocument) -> bool {
     let filters = document.methods.is_some() || document.access.is_some() || document.paths.is_some();
     let inspected = document.inspect.as_ref().is_some_and(|inspect| *inspect.get_ref());
-    filters || document.credential.is_some() || document.headers.is_some() || inspected
+    let pins = document.pin_account.as_ref().is_some_and(|pin| *pin.get_ref() != PinAccountDocument::Off);
+    filters || injects(document) || pins || document.headers.is_some() || inspected
+}
+
+fn injects(document: &AllowDocument) -> bool {
+    document.credential.is_some() || document.credentials.is_some()
 }

@@ -51,6 +51,8 @@ pub enum ProblemKind {
     BankElsewhere { bank: String, other: String },
     #[error("credential `{credential}` may not be sent to `{host}`")]
     CredentialHost { credential: String, host: String },
+    #[error("credentials `{one}` and `{other}` both set {place}; a request carries one of them there")]
+    CredentialPlace { one: String, other: String, place: String },
     #[error("`{0}` and `{1}` cannot be used together; remove one of them")]
     Exclusive(&'static str, &'static str),
     #[error(
@@ -251,13 +253,14 @@ fn mask_values(line: &str) -> String {
 }
 
 /// Returns whether a word of a `[[credential]]` may be a secret: it has the shape of a key, or is long and has letters
-/// and digits, as no path, URL or host name has.
+/// and digits, as few parts of paths, URLs and host names are.
 pub(crate) fn may_be_secret(word: &str) -> bool {
-    let is_random = word.len() >= 16
-        && word.bytes().any(|byte| byte.is_ascii_digit())
-        && word.bytes().any(|byte| byte.is_ascii_alphabetic())
-        && !word.contains(['/', ':', '.']);
-    has_key_shape(word) || is_random
+    let is_random = |part: &str| {
+        part.len() >= 16
+            && part.bytes().any(|byte| byte.is_ascii_digit())
+            && part.bytes().any(|byte| byte.is_ascii_alphabetic())
+    };
+    has_key_shape(word) || word.split(['/', ':', '.', '@']).any(|part| has_key_shape(part) || is_random(part))
 }
 
 /// Masks words that look like API keys: users paste a key where its name belongs, and the error message must

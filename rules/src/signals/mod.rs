@@ -49,6 +49,8 @@ pub enum SignalCode {
     ManyFields,
     /// Text of a memory bank leaves for a host that may not receive it.
     MemoryFlow,
+    /// The placeholder of a credential leaves where it is not replaced.
+    PlaceholderMisused,
     /// Something has the shape of a key, a token or a password.
     SecretFound,
     /// Paths or queries that count up.

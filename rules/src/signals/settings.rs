@@ -52,7 +52,7 @@ impl SignalKind {
         };
         match code {
             SignalCode::CanaryUsed => Some(SignalKind::Canaries),
-            SignalCode::CredentialLeaving => None,
+            SignalCode::CredentialLeaving | SignalCode::PlaceholderMisused => None,
             SignalCode::MemoryFlow => Some(SignalKind::MemoryFlow),
             SignalCode::SecretFound => Some(SignalKind::Secrets),
             SignalCode::FieldNovelty

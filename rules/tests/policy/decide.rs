@@ -350,12 +350,12 @@ fn a_permit_carries_the_terms_of_its_rule() {
     };
     let connection = permit("https://api.openai.com/v1/x", 0);
     assert_eq!(
-        (connection.credential(), connection.treatment()),
-        (None, &Treatment::Intercept),
+        (connection.credentials().len(), connection.treatment()),
+        (0, &Treatment::Intercept),
         "a credential is for requests"
     );
     let request = permit("https://api.openai.com/v1/x", 1);
-    assert_eq!(request.credential().map(|name| name.as_str()), Some("openai"));
+    assert_eq!(request.credentials().iter().map(|name| name.as_str()).collect::<Vec<_>>(), ["openai"]);
     assert_eq!((request.rule().policy.as_str(), request.generation(), request.port()), ("p", 7, Some(443)));
     assert_eq!(rules.decide_again(&request, None), Decision::Allow(request.clone()));
 

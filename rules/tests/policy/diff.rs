@@ -348,7 +348,11 @@ fn visible_outcome(rules: &RuleSet, sandbox: &SandboxRef, probe: &PolicyProbe) -
             Decision::Deny(_) => return None,
             Decision::Allow(permit) if *permit.treatment() == Treatment::Intercept => {}
             Decision::Allow(permit) => {
-                return Some(format!("{} {:?}", permit.treatment().as_str(), permit.credential()));
+                return Some(format!(
+                    "{} {:?}",
+                    permit.treatment().as_str(),
+                    (permit.credentials(), permit.pin_account())
+                ));
             }
         }
     }

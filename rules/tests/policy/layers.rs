@@ -2,6 +2,7 @@
 
 use rules::Reason::*;
 use rules::budget::BudgetKind;
+use rules::credential::PinAccount;
 use rules::decision::Treatment;
 use rules::facts::HttpMethod;
 use rules::ids::SandboxId;
@@ -507,22 +508,18 @@ fn a_tunnel_is_intercepted_where_the_base_must_see_requests() {
 }
 
 #[test]
-fn p11_a_permit_knows_whether_its_host_has_a_credential() {
+fn p11_a_host_that_gets_a_credential_from_any_rule_takes_no_other_account() {
     let policy = "name = \"own\"\n[[allow]]\nname = \"model\"\nhosts = [\"a.example\"]\npaths = [\"/v1/**\"]\n\
                   credential = \"key\"\n[[allow]]\nname = \"rest\"\nhosts = [\"a.example\", \"b.example\"]\n";
     let configuration = "[[credential]]\nname = \"key\"\nfile = \"key\"\nhosts = [\"a.example\"]\n[[sandbox]]\nid = \"s\"\npolicies = [\"own\"]\n";
     let rules = unwrap_rules(compile_configured(configuration, &[policy]));
-    for (text, credential, bound) in [
-        ("https://a.example/v1/x", true, true),
-        ("https://a.example/other", false, true),
-        ("https://b.example/v1/x", false, false),
+    for (text, credential, pinned) in [
+        ("https://a.example/v1/x", true, PinAccount::Remove),
+        ("https://a.example/other", false, PinAccount::Remove),
+        ("https://b.example/v1/x", false, PinAccount::Off),
     ] {
         let permit = allowed(&rules, "s", text, 1);
-        assert_eq!(
-            (permit.credential().is_some(), permit.is_credential_host()),
-            (credential, bound),
-            "{text}"
-        );
+        assert_eq!((!permit.credentials().is_empty(), permit.pin_account()), (credential, pinned), "{text}");
     }
 }
 

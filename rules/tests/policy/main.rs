@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+mod credentials;
 mod decide;
 mod diff;
 mod fuzz;

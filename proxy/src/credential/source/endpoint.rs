@@ -279,7 +279,7 @@ fn describe_error(answer: &[u8], secrets: &[&str]) -> String {
     };
     let mut said = said.into_bytes();
     for secret in secrets.iter().filter(|secret| !secret.is_empty()) {
-        EchoPatterns::new(secret).mask(&mut said);
+        EchoPatterns::new([("secret", secret)]).mask(&mut said);
     }
     printable(&String::from_utf8_lossy(&said))
 }

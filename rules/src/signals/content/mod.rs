@@ -372,7 +372,13 @@ impl Shared {
 
 /// Returns whether a signal means that a particular value or text leaves, not something of its shape.
 fn is_grave(code: SignalCode) -> bool {
-    matches!(code, SignalCode::CanaryUsed | SignalCode::CredentialLeaving | SignalCode::MemoryFlow)
+    matches!(
+        code,
+        SignalCode::CanaryUsed
+            | SignalCode::CredentialLeaving
+            | SignalCode::MemoryFlow
+            | SignalCode::PlaceholderMisused
+    )
 }
 
 fn min_run(place: &SignalPlace) -> usize {

@@ -16,7 +16,7 @@ use memchr::memmem;
 pub use self::own::{MAX_OWN_LENGTH, MAX_OWN_PATTERNS, MIN_OWN_PREFIX, OwnPattern, OwnPatternError};
 
 pub(super) use self::candidate::base64;
-use self::candidate::{Candidate, Verdict};
+use self::candidate::{ByteSet, Candidate, LETTER, Verdict};
 use self::shapes::{SHAPES, Shape};
 use super::{Signal, SignalCode, SignalPlace, ViewMatcher};
 
@@ -49,9 +49,19 @@ pub struct ExactValue {
     pub bytes: Vec<u8>,
 }
 
+/// What every placeholder of a credential contains, before its random part.
+pub const PLACEHOLDER_MARK: &str = "sbxph";
+/// Characters of the random part, in lower-case base32 (RFC 4648): 130 bits.
+pub const PLACEHOLDER_LENGTH: usize = 26;
+
+/// Base32 in either letter case, which DNS and some encodings change.
+const PLACEHOLDER_CLASS: ByteSet = LETTER.with_range(b'2', b'7');
+
 /// What to look for.
 #[derive(Clone, Debug)]
 pub struct SecretSettings {
+    /// Whether placeholders of credentials are looked for, of whatever sandbox.
+    pub placeholders: bool,
     /// Whether the table of known shapes applies.
     pub known_shapes: bool,
     pub own_patterns: Vec<OwnPattern>,
@@ -104,6 +114,7 @@ struct Row {
 enum RowCheck {
     Exact,
     Own(OwnPattern),
+    Placeholder,
     Shape(&'static Shape),
 }
 
@@ -115,7 +126,12 @@ enum Search {
 
 impl Default for SecretSettings {
     fn default() -> Self {
-        SecretSettings { known_shapes: true, own_patterns: Vec::new(), exact_values: Vec::new() }
+        SecretSettings {
+            placeholders: false,
+            known_shapes: true,
+            own_patterns: Vec::new(),
+            exact_values: Vec::new(),
+        }
     }
 }
 
@@ -149,6 +165,13 @@ impl PatternSet {
             given.push(fingerprint(&pattern.prefix));
             let what = pattern.label.clone();
             set.add(what, SignalCode::SecretFound, RowCheck::Own(pattern.clone()), [&pattern.prefix[..]]);
+        }
+        if settings.placeholders {
+            let upper = PLACEHOLDER_MARK.to_ascii_uppercase();
+            let prefixes = [PLACEHOLDER_MARK.as_bytes(), upper.as_bytes()];
+            given.extend(prefixes.map(fingerprint));
+            let what = "the placeholder of a credential".to_owned();
+            set.add(what, SignalCode::PlaceholderMisused, RowCheck::Placeholder, prefixes);
         }
         for value in &settings.exact_values {
             if !(MIN_EXACT_VALUE..=MAX_EXACT_VALUE).contains(&value.bytes.len()) {
@@ -307,6 +330,7 @@ impl SecretMatcher {
                 _ if !rest.starts_with(prefix) => Verdict::No,
                 RowCheck::Exact => Verdict::Yes,
                 RowCheck::Own(pattern) => pattern.validate(&candidate),
+                RowCheck::Placeholder => candidate.at_least(&PLACEHOLDER_CLASS, PLACEHOLDER_LENGTH, |_| true),
                 RowCheck::Shape(shape) => (shape.validate)(&candidate),
             };
             match verdict {

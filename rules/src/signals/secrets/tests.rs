@@ -169,6 +169,7 @@ fn values_and_own_patterns_are_found() {
         bytes: bytes.to_vec(),
     };
     let settings = SecretSettings {
+        placeholders: false,
         known_shapes: true,
         own_patterns: vec![
             OwnPattern::parse("Acme token", "acme_[a-z0-9]{8,10}").unwrap(),
@@ -209,6 +210,33 @@ fn settings_out_of_bounds_do_not_compile() {
     assert_eq!(compile(vec![value(4097)]), length(4097));
     assert_eq!(compile(vec![value(4096)]), None);
     assert_eq!(compile(vec![value(8); 1025]), Some(PatternSetError::TooManyValues(1025)));
+}
+
+#[test]
+fn placeholders_are_found_where_they_are_looked_for() {
+    let code = "abcdefghijklmnopqrstuvwxyz";
+    for (text, found) in [
+        (format!("sbxph{code}"), true),
+        (format!("sk-sbxph{code}234"), true),
+        (format!("SBXPH{}", code.to_uppercase()), true),
+        (format!("xsbxphsbxph{code}"), true),
+        ("sbxphabcdefghijklmnopqrstuvwxy".to_owned(), false),
+        ("sbxphabcdefghijklm-opqrstuvwxyz".to_owned(), false),
+        ("sbxph".to_owned(), false),
+        (format!("sbxp{code}"), false),
+    ] {
+        for placeholders in [true, false] {
+            let settings = SecretSettings { placeholders, known_shapes: false, ..SecretSettings::default() };
+            let mut matcher = SecretMatcher::new(Arc::new(PatternSet::compile(&settings).unwrap()));
+            let mut signals = Vec::new();
+            text.as_bytes().chunks(3).for_each(|piece| matcher.feed(piece, &mut signals));
+            matcher.finish(&mut signals);
+            let codes: Vec<SignalCode> = signals.iter().map(|signal| signal.code).collect();
+            let expected =
+                if found && placeholders { vec![SignalCode::PlaceholderMisused] } else { Vec::new() };
+            assert_eq!(codes, expected, "{text} {placeholders}");
+        }
+    }
 }
 
 #[test]
