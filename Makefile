@@ -4,6 +4,7 @@ TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 FUZZ_SECONDS ?= 30
 MEMORY_ENGINE := target/memory-engine
 MODEL_CLIENTS := target/model-clients
+AWS_SDK := target/aws-sdk
 
 DEMO_PACKAGES := cmake gcc libc6-dev make
 TEST_PACKAGES := $(DEMO_PACKAGES) bind9-dnsutils ca-certificates chromium curl dns2tcp gdb git iodine iproute2 libfaketime libnss3-tools nftables nginx-light nodejs npm openssl procps python3 python3-aiohttp python3-grpcio python3-h2 python3-httpx python3-jsonschema python3-pip python3-requests python3-venv python3-websockets rsyslog unbound vim wget
@@ -105,6 +106,7 @@ setup:
 	@deploy/needs.sh $(TEST_PACKAGES)
 	@deploy/memory-engine.sh $(MEMORY_ENGINE)
 	@deploy/model-clients.sh $(MODEL_CLIENTS)
+	@deploy/aws-sdk.sh $(AWS_SDK)
 
 setup-demo:
 	@deploy/needs.sh $(DEMO_PACKAGES)
@@ -113,5 +115,5 @@ check-demo:
 	@deploy/needs.sh --check $(DEMO_PACKAGES) || $(MAKE) --no-print-directory setup-demo
 
 check-test:
-	@deploy/needs.sh --check $(TEST_PACKAGES) && deploy/memory-engine.sh --check $(MEMORY_ENGINE) && deploy/model-clients.sh --check $(MODEL_CLIENTS) || $(MAKE) --no-print-directory setup
+	@deploy/needs.sh --check $(TEST_PACKAGES) && deploy/memory-engine.sh --check $(MEMORY_ENGINE) && deploy/model-clients.sh --check $(MODEL_CLIENTS) && deploy/aws-sdk.sh --check $(AWS_SDK) || $(MAKE) --no-print-directory setup
 	@[ -e $(TARGET)/debug/sandbar ] || echo 'sandbar: the first build, for the lints and then the tests, takes about ten minutes on two cores'

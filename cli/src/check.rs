@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use proxy::admin::explain::budget_json;
-use proxy::credential::FileAccess;
+use proxy::credential::{FileAccess, check_credential};
 use rules::host_set::PatternHit;
 use rules::policy::{Policy, Rule};
 use rules::terms::TermValue;
@@ -28,6 +28,9 @@ pub(crate) struct CheckArgs {
     /// Print every pattern, even of long lists
     #[arg(long)]
     all: bool,
+    /// Do not look at what credentials need, on a machine without the secrets
+    #[arg(long)]
+    without_credentials: bool,
     /// Print only problems and the result
     #[arg(long, short)]
     quiet: bool,
@@ -43,12 +46,14 @@ pub(crate) fn check(args: &CheckArgs, output: OutputOptions) -> anyhow::Result<E
             return Ok(ExitCode::from(EXIT_BAD_INPUT));
         }
     };
-    if let Some(exposed) = check_credential_files(&sources)? {
-        match output.json {
-            true => {
-                print_json(&json!({ "ok": false, "problems": [{ "level": "error", "message": exposed }] }))
-            }
-            false => anstream::eprintln!("{} {exposed}", paint(crate::terminal::BAD, "error:")),
+    let faults = if args.without_credentials { Vec::new() } else { check_credentials(&sources)? };
+    if !faults.is_empty() {
+        if output.json {
+            let all = faults.iter().map(|fault| json!({ "level": "error", "message": fault }));
+            print_json(&json!({ "ok": false, "problems": all.collect::<Vec<_>>() }));
+        }
+        for fault in faults.iter().filter(|_| !output.json) {
+            anstream::eprintln!("{} {fault}", paint(crate::terminal::BAD, "error:"));
         }
         return Ok(ExitCode::from(EXIT_BAD_INPUT));
     }
@@ -67,30 +72,28 @@ pub(crate) fn check(args: &CheckArgs, output: OutputOptions) -> anyhow::Result<E
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_NEGATIVE) })
 }
 
-/// Returns which credential file other users can write: `serve` refuses it. Warns of those that they can read. A file
-/// that is not on this machine is not checked.
-fn check_credential_files(sources: &LoadSources) -> anyhow::Result<Option<String>> {
-    let Some(operator) = &sources.operator else { return Ok(None) };
+/// Returns what is wrong with the credentials on this machine: `serve` refuses to start with it. Warns of files that
+/// everybody reads in places where that is usual.
+fn check_credentials(sources: &LoadSources) -> anyhow::Result<Vec<String>> {
+    let Some(operator) = &sources.operator else { return Ok(Vec::new()) };
     let base = Path::new(&operator.path).parent().unwrap_or(Path::new(""));
-    let credentials = proxy::app::load_config(sources)?.credentials;
-    for (name, file) in
-        credentials.iter().flat_map(|one| one.source.files().into_iter().map(move |file| (&one.name, file)))
-    {
-        let path = base.join(file);
-        let shown = path.display();
-        match FileAccess::of(&path) {
-            Ok(FileAccess::WrittenByOthers { mode }) => {
-                let why = format!("other users can write {shown} (mode {mode:03o}): chmod 600 {shown}");
-                return Ok(Some(format!("credential `{name}`: {why}")));
+    let mut faults = Vec::new();
+    for credential in proxy::app::load_config(sources)?.credentials {
+        let name = &credential.name;
+        if let Err(error) = check_credential(&credential, base) {
+            faults.push(format!("credential `{name}`: {error}"));
+        }
+        for path in credential.source.files().into_iter().map(|file| base.join(file)) {
+            if let Ok(FileAccess::MountedForAll { mode }) = FileAccess::of(&path) {
+                anstream::eprintln!(
+                    "{} credential `{name}`: every user of this container can read {} (mode {mode:03o})",
+                    paint(crate::terminal::WARN, "warning:"),
+                    path.display()
+                );
             }
-            Ok(FileAccess::ReadByOthers { mode }) => anstream::eprintln!(
-                "{} credential `{name}`: every user of the machine can read {shown} (mode {mode:03o})",
-                paint(crate::terminal::WARN, "warning:")
-            ),
-            Ok(FileAccess::Private) | Err(_) => {}
         }
     }
-    Ok(None)
+    Ok(faults)
 }
 
 /// Prints the errors that keep a policy from loading; every command that loads one uses it.

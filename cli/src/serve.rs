@@ -23,6 +23,7 @@ pub(crate) struct ServeArgs {
 /// Serves. Exit status: 0 stopped by a signal, 2 failed to start or failed while running.
 pub(crate) fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     init_tracing("warn,proxy=info,dns_filter=info");
+    sys::process::hide_memory().context("cannot keep credentials out of core dumps")?;
     // Install one crypto provider for the process. Pingora uses rustls' default and would otherwise choose its own.
     drop(rustls::crypto::CryptoProvider::install_default(certs::crypto_provider().as_ref().clone()));
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use serde_json::Value;
 
 use super::instance::RunningInstance;
+use super::secret::describe_state;
 use super::{EXIT_NEGATIVE, OutputOptions};
 use crate::terminal::{BAD, FAINT, GOOD, paint, print_json};
 
@@ -96,6 +97,10 @@ fn print_status(reply: &Value) {
     );
     for (sandbox, used) in largest_logs(reply) {
         print_field("", &format!("{} bytes of `{sandbox}`", value_text(used)));
+    }
+    for one in reply.get("credentials").and_then(Value::as_array).into_iter().flatten() {
+        let at = |name: &str| one.get(name).map(value_text).unwrap_or_default();
+        print_field("key", &format!("{} ({}): {}", at("name"), at("source"), describe_state(one)));
     }
     for hanging in reply.get("hanging_files").and_then(Value::as_array).into_iter().flatten() {
         let at = |name: &str| hanging.get(name).map(value_text).unwrap_or_default();

@@ -2,7 +2,7 @@
 //!
 //! `server` has the listeners, `message` the wire format, `query` the life of a query up to a local answer. `resolver`
 //! runs look-ups that leave, for sandboxes and the proxy, over `upstream` and `socket`; `clean` filters their answers;
-//! `cache` keeps them; `pre_resolve` looks up exact names on a timer. `budget` bounds what a sandbox can send in names
+//! `cache` keeps them; `pre_resolve` looks up exact names on a timer, `own` those that Sandbar itself needs. `budget` bounds what a sandbox can send in names
 //! (P14), `score` flags what looks like a tunnel, `limits` has every bound.
 
 pub mod budget;
@@ -13,6 +13,7 @@ mod explain;
 mod filter;
 pub mod limits;
 pub mod message;
+pub mod own;
 mod pre_resolve;
 mod query;
 mod query_metrics;

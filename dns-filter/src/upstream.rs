@@ -140,7 +140,7 @@ impl ResolverPool {
         self.zones.iter().find(|(zone, _)| holds(zone)).map_or(&[], |(_, pool)| pool)
     }
 
-    async fn ask_with_retries(
+    pub(crate) async fn ask_with_retries(
         &self,
         name: &DomainName,
         kind: QueryType,

@@ -12,7 +12,6 @@ mod client;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -174,8 +173,7 @@ resolves_to = ["127.0.0.0/8"]
 "#
     );
     fs::write(dir.join("policies/q.toml"), policy).unwrap();
-    fs::write(dir.join("memory.key"), "the-shared-key-of-the-service\n").unwrap();
-    fs::set_permissions(dir.join("memory.key"), fs::Permissions::from_mode(0o600)).unwrap();
+    integration::write_secret(&dir.join("memory.key"), "the-shared-key-of-the-service\n");
     let operator = format!(
         r#"policies = "policies"
 [log]

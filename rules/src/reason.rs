@@ -255,6 +255,9 @@ reasons! {
     RawTcpNotAllowed "raw_tcp_not_allowed"
         "The connection is neither TLS nor HTTP, and no rule allows raw TCP to this host and port."
         "Add the port to a rule's `tcp` with the exact host name.";
+    RequestUnsignable "request_unsignable"
+        "Sandbar cannot sign the request for AWS: its query, its body or what it says about them is malformed, or a form in it carries a signature."
+        "Send it as the SDKs of AWS do; the detail says what is wrong.";
     ResolverDiscovery "resolver_discovery"
         "The name exists only to switch clients to another resolver; Sandbar always refuses it."
         "Nothing to do: clients fall back on their own.";

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::budget::Budgets;
-use crate::ids::{PolicyName, SandboxId};
+use crate::ids::{CredentialName, PolicyName, SandboxId};
 use crate::load::problem::Problem;
-use crate::policy::{Policy, PolicyDigest};
+use crate::policy::{Policy, PolicyDigest, Rule};
 use crate::sandbox::{IdentityAssignment, SandboxRef, Sandboxes};
 
 /// The compiled rules of every sandbox: built by [`crate::compile`], immutable, replaced as a whole.
@@ -134,6 +134,14 @@ impl RuleSet {
             BaseLayer::Policy(policy) => policy.name.as_str(),
             BaseLayer::Tier(tier) => tier.name(),
         })
+    }
+
+    /// Returns the credentials that rules of a sandbox inject, each once, in order.
+    pub fn credentials_of(&self, sandbox: &SandboxRef) -> Vec<&CredentialName> {
+        let rules = self.layers.get(&sandbox.id).into_iter().flat_map(SandboxLayers::policies);
+        let names: BTreeSet<&CredentialName> =
+            rules.flat_map(|policy| &policy.rules).flat_map(Rule::credentials).collect();
+        names.into_iter().collect()
     }
 
     /// Returns whether any policy sets a lifetime.

@@ -178,6 +178,27 @@ pub fn before_exec(
     Ok(())
 }
 
+/// Keeps the memory of this process from other processes of its user and from core dumps: clears the dumpable flag
+/// (`prctl(2)`) and sets `RLIMIT_CORE` to 0, which children inherit.
+///
+/// # Errors
+///
+/// Returns the error of the system call.
+pub fn hide_memory() -> io::Result<()> {
+    // SAFETY: the call takes no pointers.
+    done(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) }.into())?;
+    Ok(nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0)?)
+}
+
+/// Kills every process of the group that `leader` leads. One without processes is none.
+pub fn kill_group(leader: u32) {
+    let Ok(leader) = i32::try_from(leader) else { return };
+    if leader > 1 {
+        let killed = nix::sys::signal::killpg(Pid::from_raw(leader), nix::sys::signal::Signal::SIGKILL);
+        killed.unwrap_or_default(); // fails if there is none
+    }
+}
+
 /// Exits a forked child at once (`_exit(2)`): no destructors, no exit handlers, and no flush of
 /// buffers it shares with its parent.
 pub fn exit(status: c_int) -> ! {
@@ -188,4 +209,33 @@ pub fn exit(status: c_int) -> ! {
 /// Returns whether this process has exactly one thread, which [`fork`] and [`before_exec`] need.
 pub fn is_single_threaded() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_group_is_killed_with_its_leader_and_nothing_else() {
+        let start = || Command::new("sh").args(["-c", "sleep 600 & wait"]).process_group(0).spawn().unwrap();
+        let (mut ended, mut other) = (start(), start());
+        kill_group(ended.id());
+        assert!(!ended.wait().unwrap().success());
+        assert!(other.try_wait().unwrap().is_none());
+        kill_group(other.id());
+        other.wait().unwrap();
+        kill_group(1); // would be everything
+        kill_group(0); // would be the group of this test
+    }
+
+    #[test]
+    fn p11_hidden_memory_is_neither_dumped_nor_read_by_others() {
+        hide_memory().unwrap();
+        assert!(!nix::sys::prctl::get_dumpable().unwrap());
+        let (soft, hard) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_CORE).unwrap();
+        assert_eq!((soft, hard), (0, 0));
+    }
 }

@@ -59,6 +59,8 @@ pub enum KeyError {
     Generation,
     #[error("{path}: {source}")]
     Pem { path: String, source: PemError },
+    #[error(transparent)]
+    Text(PemError),
     #[error("cannot represent the key as a JWK")]
     Publication,
     #[error("the key cannot sign")]
@@ -99,6 +101,20 @@ impl SigningKey {
         Self::from_pkcs8(&generate_pkcs8(algorithm)?)
     }
 
+    /// Parses the private key in a PEM text: PKCS#8, or PKCS#1 for RSA.
+    pub fn from_pem(text: &[u8]) -> Result<Self, KeyError> {
+        let der = pem::private_key(text).map_err(KeyError::Text)?;
+        match &*der {
+            PrivateKeyDer::Pkcs8(pkcs8) => Self::from_pkcs8(pkcs8.secret_pkcs8_der()),
+            PrivateKeyDer::Pkcs1(pkcs1) => {
+                RsaKeyPair::from_der(pkcs1.secret_pkcs1_der()).map_err(|_| KeyError::Unsupported)?;
+                let key = EncodingKey::from_rsa_der(pkcs1.secret_pkcs1_der());
+                Self::from_encoding_key(SigningAlgorithm::Rs256, key)
+            }
+            _ => Err(KeyError::Unsupported), // SEC1, and what the crate may add
+        }
+    }
+
     /// Loads a PKCS#8 PEM file, readable by its owner only.
     pub fn load(path: &Path) -> Result<Self, KeyError> {
         let in_file = |source| KeyError::Pem { path: path.display().to_string(), source };
@@ -111,6 +127,10 @@ impl SigningKey {
 
     pub(super) fn from_pkcs8(pkcs8: &[u8]) -> Result<Self, KeyError> {
         let (algorithm, key) = encoding_key(pkcs8)?;
+        Self::from_encoding_key(algorithm, key)
+    }
+
+    fn from_encoding_key(algorithm: SigningAlgorithm, key: EncodingKey) -> Result<Self, KeyError> {
         let jwk = Jwk::from_encoding_key(&key, algorithm.to_jsonwebtoken());
         let jwk = jwk.map_err(|_| KeyError::Publication)?;
         let id = jwk.thumbprint(ThumbprintHash::SHA256).map_err(|_| KeyError::Publication)?;
@@ -136,7 +156,14 @@ impl SigningKey {
 
     /// Signs `claims` as a compact token.
     pub(crate) fn sign(&self, claims: &Value) -> Result<SignedToken, KeyError> {
-        let header = json!({ "alg": self.algorithm.name(), "kid": self.id, "typ": "JWT" });
+        self.sign_with(&json!({ "kid": self.id }), claims)
+    }
+
+    /// Signs `claims` as a compact token, with these members of the header besides the algorithm and the type.
+    pub fn sign_with(&self, header: &Value, claims: &Value) -> Result<SignedToken, KeyError> {
+        let mut header = header.clone();
+        header["alg"] = self.algorithm.name().into();
+        header["typ"] = "JWT".into();
         let encode = |part: &Value| URL_SAFE_NO_PAD.encode(part.to_string());
         let mut token = format!("{}.{}", encode(&header), encode(claims));
         let algorithm = self.algorithm.to_jsonwebtoken();

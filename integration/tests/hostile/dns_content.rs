@@ -4,7 +4,7 @@
 use std::fs;
 use std::net::SocketAddr;
 
-use integration::{NameRecorder, ask_name};
+use integration::{NameRecorder, ask_name, write_secret};
 use serde_json::Value;
 
 use crate::instance::{InstanceSetup, SandbarInstance, wait_until};
@@ -42,7 +42,7 @@ fn assert_name_refused(world: &SandbarInstance, name: &str, code: &str) {
 fn p11_a_canary_or_an_injected_value_in_a_name_reaches_no_resolver() {
     let resolver = NameRecorder::start();
     let secret = tempfile::tempdir().unwrap();
-    fs::write(secret.path().join("key"), INJECTED).unwrap();
+    write_secret(&secret.path().join("key"), INJECTED);
     let tables = format!(
         "[[credential]]\nname = \"key\"\nfile = \"{}\"\nhosts = [\"keyed.test\"]\n\
          [[listener]]\nmode = \"dns\"\nbind = [\"127.0.0.9:0\"]\nsandbox = \"one\"\ndangerously_share_address = true\n",

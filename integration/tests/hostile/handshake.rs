@@ -34,8 +34,13 @@ impl OriginCa {
 
     /// The certificate and the key of a server that is `name`, as PEM.
     pub(crate) fn issue_leaf(&self, name: &str) -> (String, String) {
+        self.issue_leaf_for([name.to_owned()])
+    }
+
+    /// The same for a server with several names.
+    pub(crate) fn issue_leaf_for(&self, names: impl Into<Vec<String>>) -> (String, String) {
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new([name.to_owned()]).unwrap();
+        let params = CertificateParams::new(names).unwrap();
         let leaf = params.signed_by(&key, &self.0).unwrap();
         let key = certs::pem::encode_private_key(&key.serialize_der());
         (certs::pem::encode_certificate(leaf.der()), key.to_string())

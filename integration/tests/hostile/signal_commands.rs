@@ -7,7 +7,7 @@ use std::process::{Output, Stdio};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use integration::{sandbar, text};
+use integration::{sandbar, text, write_secret};
 use rules::signals::canary::{CanaryShape, RANDOM_BYTES, make};
 use serde_json::Value;
 
@@ -122,7 +122,7 @@ fn a_name_that_no_rule_allows_raises_the_alarm_of_what_is_in_it() {
     const INJECTED: &str = "k3yz0123456789abcdef0123456789";
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("key");
-    fs::write(&file, INJECTED).unwrap();
+    write_secret(&file, INJECTED);
     let resolver = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     resolver.set_nonblocking(true).unwrap();
     let origin = ScriptedOrigin::start_plain();
@@ -366,7 +366,7 @@ fn hex_run(length: usize) -> String {
 fn canaries_and_credentials_of_an_instance_are_tried_too() {
     let secret = tempfile::tempdir().unwrap();
     let key = secret.path().join("key");
-    fs::write(&key, "s3cr3t-0123456789-abcdef\n").unwrap();
+    write_secret(&key, "s3cr3t-0123456789-abcdef\n");
     let tables =
         format!("[[credential]]\nname = \"key\"\nfile = \"{}\"\nhosts = [\"b.test\"]\n", key.display());
     let setup = InstanceSetup::with_hosts(&[("a.test", 443)]);

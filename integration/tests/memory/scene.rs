@@ -4,7 +4,6 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use rustls::{ClientConfig, RootCertStore};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use integration::sandbar;
+use integration::{sandbar, write_secret};
 
 use super::client::{ClientRequest, ClientResponse, SandboxClient};
 use super::engine;
@@ -352,11 +351,6 @@ fn write_files(dir: &Path, setup: &MemorySetup, service: u16) {
     write_secret(&dir.join("memory.key"), &format!("{KEY}\n"));
     fs::write(dir.join("revoked.json"), "{}").unwrap();
     fs::write(dir.join("sandbar.toml"), configuration(setup, service)).unwrap();
-}
-
-pub(crate) fn write_secret(path: &PathBuf, text: &str) {
-    fs::write(path, text).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
 }
 
 fn policy_files(service: u16) -> Vec<(&'static str, String)> {

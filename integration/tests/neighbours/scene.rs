@@ -25,7 +25,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use integration::sandbar;
+use integration::{sandbar, write_secret};
 
 use crate::attacker::Attacker;
 use crate::honest::{HonestClient, Kind, Samples};
@@ -479,8 +479,7 @@ fn write_files(dir: &Path, setup: &Setup) {
     fs::create_dir(dir.join("policies")).unwrap();
     fs::write(dir.join("policies/p.toml"), format!("{POLICY}{}", setup.rules)).unwrap();
     fs::write(dir.join("policies/list.txt"), "listed.test\n").unwrap();
-    fs::write(dir.join("key"), "a-key-of-the-test\n").unwrap();
-    fs::set_permissions(dir.join("key"), fs::Permissions::from_mode(0o600)).unwrap();
+    write_secret(&dir.join("key"), "a-key-of-the-test\n");
     fs::write(dir.join("sandbar.toml"), configuration(setup, "")).unwrap();
 }
 

@@ -58,6 +58,23 @@ fn every_example_prints_what_the_readme_says() {
 }
 
 #[test]
+fn every_credential_of_the_readme_is_one() {
+    let document = fs::read_to_string(repository_root().join("README.md")).unwrap();
+    let blocks = document.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let blocks: Vec<&str> = blocks.filter(|block| block.contains("[[credential]]")).collect();
+    assert!(!blocks.is_empty(), "the README shows credentials");
+    for block in blocks {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("policies")).unwrap();
+        fs::write(dir.path().join("policies/p.toml"), "name = \"p\"\n").unwrap();
+        let config = dir.path().join("sandbar.toml");
+        fs::write(&config, format!("policies = \"policies\"\n{block}")).unwrap();
+        let checked = sandbar().args(["check", "--without-credentials"]).arg(&config).output().unwrap();
+        assert!(checked.status.success(), "{}\n{block}", text(&checked.stderr));
+    }
+}
+
+#[test]
 fn every_link_of_the_readme_leads_somewhere() {
     let document = fs::read_to_string(repository_root().join("README.md")).unwrap();
     for target in document.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {

@@ -14,7 +14,7 @@ use super::scene::{DEADLINE, ProxyScene, ProxySetup};
 use super::site::{self, GRPC_PORT, SOCKETS_PORT, python_with, run_in_site, www_dir};
 
 /// Runs to the end, or kills what takes too long.
-fn run_to_end(command: &mut Command) -> Output {
+pub(crate) fn run_to_end(command: &mut Command) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let read = |stream: &mut dyn Read| {
@@ -35,7 +35,7 @@ fn run_to_end(command: &mut Command) -> Output {
     Output { status: child.wait().unwrap(), stdout, stderr }
 }
 
-fn run_successfully(command: &mut Command) -> String {
+pub(crate) fn run_successfully(command: &mut Command) -> String {
     let output = run_to_end(command);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));

@@ -18,6 +18,7 @@ mod client;
 mod clients;
 mod departure;
 mod doctor;
+mod git;
 mod grants;
 mod log_neighbours;
 mod names;

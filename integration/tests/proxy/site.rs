@@ -10,6 +10,7 @@ use super::scene::{ProxyScene, wait_until};
 pub(crate) const FILES: u16 = 8444;
 pub(crate) const SOCKETS_PORT: u16 = 8445;
 pub(crate) const GRPC_PORT: u16 = 8446;
+const GIT_PORT: u16 = 8447;
 
 /// A server, ended with the test.
 pub(crate) struct SiteServer {
@@ -65,6 +66,23 @@ fn write_certificate(scene: &ProxyScene) -> [String; 2] {
 
 /// nginx with HTTP/2, serving `www`; a PUT is kept there.
 pub(crate) fn start_nginx(scene: &ProxyScene) -> SiteServer {
+    let log = "$server_protocol $request_method $request_uri $status $body_bytes_sent";
+    start_nginx_with(scene, log, &format!("root {}/www;", scene.dir.path().join("site").display()))
+}
+
+/// nginx before the `git http-backend` of [`start_git_backend`], for one user. Its log has the user first.
+pub(crate) fn start_nginx_with_password(scene: &ProxyScene, user: &str, password: &str) -> SiteServer {
+    let passwords = www_dir(scene).with_file_name("passwords");
+    fs::write(&passwords, format!("{user}:{{PLAIN}}{password}\n")).unwrap();
+    let location = format!(
+        "location / {{ auth_basic git; auth_basic_user_file {}; proxy_set_header X-User $remote_user;\n\
+         proxy_pass http://127.0.0.1:{GIT_PORT}; }}",
+        passwords.display()
+    );
+    start_nginx_with(scene, "$remote_user $request_method $request_uri $status", &location)
+}
+
+fn start_nginx_with(scene: &ProxyScene, log: &str, content: &str) -> SiteServer {
     let [chain, key] = write_certificate(scene);
     let at = scene.dir.path().join("site");
     let shown = at.display();
@@ -72,19 +90,27 @@ pub(crate) fn start_nginx(scene: &ProxyScene) -> SiteServer {
         "daemon off; master_process off; pid {shown}/nginx.pid; error_log stderr;\n\
          events {{ }}\n\
          http {{\n\
-         log_format asked '$server_protocol $request_method $request_uri $status $body_bytes_sent';\n\
+         log_format asked '{log}';\n\
          access_log {shown}/access.log asked; default_type application/octet-stream;\n\
          types {{ text/html html; application/json json; }}\n\
-         client_body_temp_path {shown}/body; client_max_body_size 0;\n\
+         client_body_temp_path {shown}/body; client_max_body_size 0; proxy_temp_path {shown}/proxy;\n\
          server {{ listen 0.0.0.0:{FILES} ssl http2; listen [::]:{FILES} ssl http2;\n\
          server_name files.example; ssl_certificate {chain}; ssl_certificate_key {key};\n\
-         root {shown}/www; }}\n}}\n"
+         {content} }}\n}}\n"
     );
     let path = at.join("nginx.conf");
     fs::write(&path, config).unwrap();
     let mut command = scene.net.world.command("nginx");
     command.args(["-c", &path.display().to_string(), "-p"]).arg(&at);
     SiteServer::start(scene, &mut command, FILES)
+}
+
+/// `git http-backend` for the repositories below `www`, without TLS.
+pub(crate) fn start_git_backend(scene: &ProxyScene, www: &Path) -> SiteServer {
+    let mut command = scene.net.world.command("/usr/bin/python3");
+    command.arg(integration::repository_root().join("integration/tests/proxy/git_backend.py"));
+    command.arg(GIT_PORT.to_string()).arg(www);
+    SiteServer::start(scene, &mut command, GIT_PORT)
 }
 
 /// A server in Python, told its port, certificate and key.

@@ -19,6 +19,7 @@ use crate::accept::ConnectionHandler;
 use crate::accept::listener_set::ListenerSet;
 use crate::admin::pending::PendingList;
 use crate::budget::live::{LiveConnection, LiveConnections};
+use crate::credential::CredentialStatus;
 use crate::inspect::CanaryStore;
 use crate::policy::grants::{ActiveGrant, GrantRequest};
 use crate::policy::store::{HANGING_AFTER, PolicyStore};
@@ -83,6 +84,7 @@ impl AdminState {
                 "policy_stale": last.trouble.is_some(),
                 "trouble": last.trouble,
             },
+            "credentials": self.reloader.credentials.status().iter().map(credential_json).collect::<Vec<_>>(),
             "hanging_files": hanging_files(),
             "connections": self.gate.as_ref().map_or(0, |gate| gate.shared.quotas.usage(Resource::Connections).0),
             "open": self.live.len(),
@@ -193,6 +195,20 @@ pub(crate) fn hanging_files() -> Vec<Value> {
     let calls = sys::file::calls_longer_than(HANGING_AFTER);
     let describe = |call: &sys::file::FileCall| json!({ "path": call.path.display().to_string(), "seconds": call.since.elapsed().as_secs() });
     calls.iter().map(describe).collect()
+}
+
+/// The state of a credential, never its value.
+fn credential_json(status: &CredentialStatus) -> Value {
+    let CredentialStatus { name, kind, value } = status;
+    json!({
+        "name": name.as_str(),
+        "source": kind,
+        "usable": value.usable,
+        "fetching": value.fetching,
+        "age_seconds": value.age.map(|age| age.as_secs()),
+        "expires_in_seconds": value.left.map(|left| left.as_secs()),
+        "error": value.error,
+    })
 }
 
 /// What the log has on disk of what it may have, and each sandbox's part.

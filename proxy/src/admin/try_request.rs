@@ -20,7 +20,7 @@ use rules::{Decision, RuleSet};
 use serde::Serialize;
 
 use crate::admin::explain::choose_sandbox;
-use crate::credential::{AccountFilter, CredentialStore, PlaceholderKey, credential_files};
+use crate::credential::{AccountFilter, CredentialStore, PlaceholderKey};
 use crate::http::chunks::ChunkValidator;
 use crate::http::head::{self, BodyFraming};
 use crate::http::outgoing_head;
@@ -215,13 +215,10 @@ impl TryRequest<'_> {
         let Some((path, configuration)) = self.configuration else { return Ok(TrialSet::default()) };
         let mut set = TrialSet { own_patterns: configuration.secret_patterns.clone(), ..TrialSet::default() };
         let base = path.parent().unwrap_or(Path::new(""));
-        let mut credentials = CredentialStore::open(credential_files(&configuration.credentials, base)?)?;
-        credentials.define(&configuration.credentials);
-        for one in &configuration.credentials {
-            if credentials.current(&one.name).is_err() {
-                notes.push(format!("credential `{}` cannot be read, so it is not searched for", one.name));
-            }
-        }
+        let (credentials, unread) = CredentialStore::read_files(&configuration.credentials, base);
+        let note =
+            |name| format!("credential `{name}` cannot be read from a file, so it is not searched for");
+        notes.extend(unread.into_iter().map(note));
         set.credentials = Some(credentials);
         if configuration.log.is_some() {
             let paths = instance_paths(path, configuration)?;

@@ -31,7 +31,7 @@ pub(super) fn set(
             set_field(request, "authorization", &Zeroizing::new(format!("Basic {}", &*encoded)))
         }
         CredentialForm::DangerouslyQuery { name } => add_parameter(request, name, text()?),
-        CredentialForm::SigV4 { .. } => Err(unusable("this build does not sign requests")),
+        CredentialForm::SigV4 { .. } => Ok(()), // signed when everything else is set
         CredentialForm::Placeholder { .. } => Ok(()), // set where the sandbox sent the placeholder
     }
 }

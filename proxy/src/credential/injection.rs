@@ -4,6 +4,7 @@
 //! what the sandbox said, to be searched and priced. [`Injection`] then adds ours.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use ::http::header::COOKIE;
 use ::http::{HeaderName, HeaderValue};
@@ -19,6 +20,7 @@ use crate::credential::account::{
 };
 use crate::credential::form;
 use crate::credential::placeholder::{FieldTemplate, PlaceholderKey};
+use crate::credential::sigv4::{RequestSigning, strip_signature};
 use crate::credential::store::CredentialStore;
 use crate::credential::value::CredentialValue;
 use crate::report::refusal::Refusal;
@@ -99,6 +101,9 @@ impl AccountFilter {
     pub(crate) fn apply(&self, request: &mut RequestHeader) -> Result<FoundPlaceholders, Refusal> {
         if self.owners.is_empty() && self.pin == PinAccount::Off {
             return Ok(FoundPlaceholders::default());
+        }
+        if self.owners.iter().any(|owner| matches!(owner.form, CredentialForm::SigV4 { .. })) {
+            strip_signature(request)?;
         }
         let found = self.take_placeholders(request)?;
         let names: Vec<HeaderName> = request.headers.keys().cloned().collect();
@@ -240,22 +245,63 @@ impl Injection {
     /// # Errors
     ///
     /// Returns a refusal that names the credential, if one has no value now or may not go to this host.
-    pub(crate) fn prepare(
+    pub(crate) async fn prepare(
         store: &CredentialStore,
         key: &PlaceholderKey,
         permit: &Permit,
     ) -> Result<Self, Refusal> {
         let filter = AccountFilter::new(permit, Some(key), |name| store.definition(name))?;
-        let values = permit.credentials().iter().map(|name| store.current(name));
-        Ok(Injection { filter, values: values.collect::<Result<_, _>>()? })
+        let mut values = Vec::new();
+        for name in permit.credentials() {
+            let port = permit.port().ok_or(Reason::CredentialUnavailable)?;
+            values.push(store.value(name, permit.host(), port).await?);
+        }
+        Ok(Injection { filter, values })
     }
 
     pub(crate) fn filter(&self) -> &AccountFilter {
         &self.filter
     }
 
-    pub(crate) fn values(&self) -> &[Arc<CredentialValue>] {
-        &self.values
+    /// Reads how a request, as the sandbox sent it, is to be signed, if one of the credentials signs it. `body` is the
+    /// length that it announces.
+    ///
+    /// # Errors
+    ///
+    /// Refuses a request that cannot be signed.
+    pub(crate) fn signing(
+        &self,
+        request: &RequestHeader,
+        body: Option<u64>,
+    ) -> Result<Option<RequestSigning>, Refusal> {
+        let form = self.filter.owners.iter().find_map(|owner| match &owner.form {
+            CredentialForm::SigV4 { service, region } => Some((service, region)),
+            CredentialForm::Basic { .. }
+            | CredentialForm::Bearer
+            | CredentialForm::DangerouslyQuery { .. }
+            | CredentialForm::Header { .. }
+            | CredentialForm::Placeholder { .. } => None,
+        });
+        let signing = form.map(|(service, region)| RequestSigning::new(service, region, request, body));
+        Ok(signing.transpose()?)
+    }
+
+    /// Signs a request that has everything else that it leaves with.
+    ///
+    /// # Errors
+    ///
+    /// Refuses a request that cannot be signed.
+    pub(crate) fn sign(
+        &self,
+        signing: &mut RequestSigning,
+        request: &mut RequestHeader,
+        now: SystemTime,
+    ) -> Result<(), Refusal> {
+        let keys = self.values.iter().find_map(|value| value.aws_keys());
+        let keys = keys.ok_or_else(|| {
+            Refusal::from(Reason::CredentialUnavailable).with_detail("its value is not a pair of AWS keys")
+        })?;
+        Ok(signing.sign(request, keys, now)?)
     }
 
     /// Adds the credentials to a request that went through the filter.

@@ -1,43 +1,30 @@
-//! Credentials that never enter the sandbox (P11): read from where the configuration says, injected into requests for
+//! Credentials that never enter the sandbox (P11): fetched from where the configuration says, injected into requests for
 //! their hosts only, and masked in whatever the origin server sends back.
 
 mod account;
+mod bounds;
+mod cell;
+mod error;
+mod file_watch;
 mod form;
 mod injection;
+mod known;
 mod placeholder;
 pub mod scrub;
+mod secret_file;
+pub(crate) mod sigv4;
+mod source;
 mod store;
+mod trial;
 mod value;
 
-use std::path::{Path, PathBuf};
-
-use anyhow::bail;
-use rules::credential::{Credential, CredentialForm, CredentialSource};
-use rules::ids::CredentialName;
-
+pub(crate) use self::bounds::bounds;
+pub use self::error::CredentialError;
 pub(crate) use self::injection::{AccountFilter, Injection};
 pub use self::placeholder::PlaceholderKey;
-pub(crate) use self::store::CredentialStore;
-pub use self::store::FileAccess;
-pub(crate) use self::value::{CredentialValue, ask_for_searchable_answer};
-
-/// Returns the file of each credential.
-///
-/// # Errors
-///
-/// Fails for a source or a form that this build cannot use.
-pub(crate) fn credential_files(
-    credentials: &[Credential],
-    base: &Path,
-) -> anyhow::Result<Vec<(CredentialName, PathBuf)>> {
-    let file = |one: &Credential| {
-        let CredentialSource::File(file) = &one.source else {
-            bail!("credential `{}`: this build reads files; change its source", one.name)
-        };
-        if matches!(one.form, CredentialForm::SigV4 { .. }) {
-            bail!("credential `{}`: this build does not sign requests; change its form", one.name)
-        }
-        Ok((one.name.clone(), base.join(file)))
-    };
-    credentials.iter().map(file).collect()
-}
+pub use self::secret_file::FileAccess;
+pub(crate) use self::source::endpoint::trust_source;
+pub use self::source::kind;
+pub(crate) use self::store::{CredentialStatus, CredentialStore, PreparedCredentials};
+pub use self::trial::{CredentialTrial, check_credential, try_credential};
+pub(crate) use self::value::CredentialValue;

@@ -1,386 +1,425 @@
-//! The credentials of the configuration and their values of now: each file is read off the path of requests.
+//! The credentials of the configuration and their values of now. Each is fetched off the path of requests.
+//!
+//! A reload replaces credentials in two steps, around the change of the rules: first those that are new or changed are
+//! there, then those that left are gone. A request that was decided just before finds each credential only for the hosts
+//! that its own definition names, so a changed one never goes to a host of the old definition.
 
 use std::collections::HashMap;
-use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use rules::Reason;
-use rules::credential::Credential;
+use arc_swap::ArcSwap;
+use dns_filter::own::OwnResolver;
+use rules::configuration::Configuration;
+use rules::credential::{Credential, CredentialSource};
 use rules::ids::CredentialName;
-use rules::signals::SignalCode;
 use rules::signals::secrets::ExactValue;
-use sys::file;
+use rules::{Host, Reason};
+use secrecy::ExposeSecret;
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
 use zeroize::Zeroizing;
 
-use crate::credential::value::{CredentialValue, SHORTEST};
+use crate::credential::cell::{CredentialCell, ValueStatus};
+use crate::credential::error::CredentialError;
+use crate::credential::file_watch;
+use crate::credential::known::KnownValues;
+use crate::credential::scrub::LabelledSecret;
+use crate::credential::source::endpoint::{TokenClient, trust_source};
+use crate::credential::source::{self, Source};
+use crate::credential::value::CredentialValue;
 use crate::report::refusal::Refusal;
 
-/// How often a credential file is checked. A changed, deleted or broken one counts after this time.
-const POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// How long the last value is used while its file system does not answer. Long enough for an NFS server or a CSI
-/// driver to come back; short, because a key that was withdrawn meanwhile must not be used for ever.
-const MAX_SILENCE: Duration = Duration::from_secs(60);
-/// How long the start waits for the first look at all files.
-const FIRST_LOOK: Duration = Duration::from_secs(5);
-/// Stack of a thread that looks at a file.
-const READER_STACK: usize = 256 << 10;
-/// Longest credential, in bytes.
-pub(super) const LENGTH: u64 = 8192;
+/// How long the start and a reload wait for the files of all credentials. One that hangs is read later, or never.
+pub(super) const FIRST_LOOK: Duration = Duration::from_secs(5);
 
 /// The credentials of the configuration.
-///
-/// A request never waits for a file: each file has a thread that looks at it again and again, and requests use what it
-/// saw last. A thread of its own for each, so that a file that hangs keeps no other from being read.
 pub(crate) struct CredentialStore {
-    by: HashMap<CredentialName, Arc<CredentialSource>>,
-    definitions: HashMap<CredentialName, Arc<Credential>>,
-    /// Grows whenever a value changes.
-    version: Arc<AtomicU64>,
+    by: ArcSwap<HashMap<CredentialName, Arc<CredentialEntry>>>,
+    known: Arc<KnownValues>,
+    /// What sources are asked with; `None` where nothing is fetched.
+    fetching: Option<FetchSettings>,
 }
 
-/// A credential file, and what was last seen in it.
-struct CredentialSource {
-    path: PathBuf,
-    seen: Mutex<LastLook>,
-    looked: Condvar,
-    version: Arc<AtomicU64>,
+struct FetchSettings {
+    base: PathBuf,
+    client: TokenClient,
+    runtime: Handle,
 }
 
-/// What a look at a credential file found.
-struct LastLook {
-    /// `None` before the first look.
-    version: Option<FileVersion>,
-    credential: Result<Arc<CredentialValue>, CredentialError>,
-    at: Instant,
+/// A credential and its value.
+struct CredentialEntry {
+    definition: Arc<Credential>,
+    cell: Arc<CredentialCell>,
+    /// The file that holds the value as it is, which a thread watches.
+    file: Option<PathBuf>,
+    /// The task that fetches it, which ends with this.
+    task: Mutex<JoinSet<()>>,
+    /// What is started with the first use, so that a rejected reload leaves no trace.
+    start: Mutex<Option<Start>>,
 }
 
-/// Metadata that changes when a file does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FileVersion {
-    inode: u64,
-    size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
+/// What keeps a value fresh.
+enum Start {
+    Watch(Sender<()>),
+    Fetch(Box<Source>, Handle),
 }
 
-/// Why a credential cannot be used. Never contains its value.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum CredentialError {
-    #[error("other users can write its file (mode {mode:03o}): chmod 600 {}", .path.display())]
-    Exposed { path: PathBuf, mode: u32 },
-    #[error("cannot read the file: {0}")]
-    File(String),
-    #[error("it is longer than {LENGTH} bytes")]
-    Long,
-    #[error("it contains characters that a header field cannot carry")]
-    Malformed,
-    #[error("it is shorter than {SHORTEST} characters")]
-    Short,
-    #[error("its file has not answered for {} s", .0.as_secs())]
-    Silent(Duration),
+/// Credentials that a reload puts in force.
+pub(crate) struct PreparedCredentials {
+    store: Arc<CredentialStore>,
+    fresh: HashMap<CredentialName, Arc<CredentialEntry>>,
 }
 
-impl From<io::Error> for CredentialError {
-    fn from(error: io::Error) -> Self {
-        CredentialError::File(error.to_string())
-    }
+/// A credential, for people.
+pub(crate) struct CredentialStatus {
+    pub(crate) name: CredentialName,
+    pub(crate) kind: &'static str,
+    pub(crate) value: ValueStatus,
 }
 
 impl CredentialStore {
-    /// Starts looking at the files, and waits until each was looked at once, or [`FIRST_LOOK`].
+    /// Starts to fetch the credentials of a configuration.
     ///
     /// # Errors
     ///
-    /// Fails if other users can write a file. A file that is missing or broken may be mended later.
-    pub(crate) fn open(files: impl IntoIterator<Item = (CredentialName, PathBuf)>) -> anyhow::Result<Self> {
-        let until = Instant::now() + FIRST_LOOK;
-        let (mut by, version) = (HashMap::new(), Arc::<AtomicU64>::default());
-        for (name, path) in files {
-            let source = Arc::new(CredentialSource::new(path, version.clone()));
-            let thread = std::thread::Builder::new().name("credential".to_owned()).stack_size(READER_STACK);
-            let watched = Arc::downgrade(&source);
-            thread.spawn(move || watch_file(&watched)).context("cannot start a thread")?;
-            by.insert(name, source);
-        }
-        for (name, source) in &by {
-            source.wait_for_look(until);
-            if let Err(error @ CredentialError::Exposed { .. }) = source.current(Instant::now()) {
-                bail!("credential `{name}`: {error}");
+    /// Fails if what a source needs is missing, malformed or open to others.
+    pub(crate) fn open(configuration: &Configuration, base: &Path) -> anyhow::Result<Self> {
+        let resolver = configuration.dns.as_ref().map(OwnResolver::new);
+        let trust = trust_source(&configuration.upstream, base);
+        let client = TokenClient::new(resolver, trust, configuration.upstream.mark);
+        let runtime = Handle::try_current().context("credentials are fetched on a runtime")?;
+        let fetching = Some(FetchSettings { base: base.to_owned(), client, runtime });
+        let store = CredentialStore { fetching, ..CredentialStore::empty() };
+        let fresh = store.make_entries(&configuration.credentials)?;
+        fresh.values().for_each(|entry| entry.start());
+        store.by.store(Arc::new(fresh));
+        Ok(store)
+    }
+
+    /// Returns a store without credentials.
+    pub(crate) fn empty() -> Self {
+        CredentialStore { by: ArcSwap::default(), known: Arc::default(), fetching: None }
+    }
+
+    /// Reads the credentials that are files, once, and returns the names of the others and of those that cannot be read.
+    pub(crate) fn read_files(credentials: &[Credential], base: &Path) -> (Self, Vec<CredentialName>) {
+        let (store, mut unread) = (CredentialStore::empty(), Vec::new());
+        for one in credentials {
+            let read = match &one.source {
+                CredentialSource::File(file) => file_watch::read_value(&base.join(file)).ok(),
+                CredentialSource::Env(_)
+                | CredentialSource::Command(_)
+                | CredentialSource::OAuth2(_)
+                | CredentialSource::Google(_)
+                | CredentialSource::GitHubApp(_)
+                | CredentialSource::Aws(_)
+                | CredentialSource::Spiffe(_) => None,
+            };
+            match read {
+                Some(value) => store.known.adopt(&one.name, &Arc::new(value)),
+                None => unread.push(one.name.clone()),
             }
         }
-        Ok(CredentialStore { by, definitions: HashMap::new(), version })
+        (store, unread)
     }
 
-    /// Takes what the configuration says of the credentials.
-    pub(crate) fn define(&mut self, credentials: &[Credential]) {
-        self.definitions = credentials.iter().map(|one| (one.name.clone(), Arc::new(one.clone()))).collect();
+    /// Prepares the credentials of a changed configuration: those that changed are started, the others stay.
+    ///
+    /// # Errors
+    ///
+    /// As [`CredentialStore::open`], for those that are new or changed.
+    pub(crate) fn prepare(
+        self: &Arc<Self>,
+        credentials: &[Credential],
+    ) -> anyhow::Result<PreparedCredentials> {
+        Ok(PreparedCredentials { store: self.clone(), fresh: self.make_entries(credentials)? })
     }
 
-    /// Returns what the configuration says of a credential.
-    pub(crate) fn definition(&self, name: &CredentialName) -> Option<Arc<Credential>> {
-        self.definitions.get(name).cloned()
-    }
-
-    /// Returns whether there are credentials, and so placeholders.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.definitions.is_empty()
-    }
-
-    /// Returns a number that grows whenever a value changes.
-    pub(crate) fn version(&self) -> u64 {
-        self.version.load(Ordering::Acquire)
-    }
-
-    /// Returns the values of now, to recognise them where they must not be.
-    pub(crate) fn exact_values(&self) -> Vec<ExactValue> {
-        let mut values = Vec::new();
-        for (name, source) in &self.by {
-            let Ok(credential) = source.current(Instant::now()) else { continue };
-            values.extend(credential.secrets().map(|secret| {
-                let label = format!("the value of credential `{name}`");
-                let bytes = secret.as_bytes().to_vec();
-                ExactValue { label, code: SignalCode::CredentialLeaving, bytes }
-            }));
+    /// Makes the entries of a configuration, with those in use where nothing changed.
+    fn make_entries(
+        &self,
+        credentials: &[Credential],
+    ) -> anyhow::Result<HashMap<CredentialName, Arc<CredentialEntry>>> {
+        let Some(fetching) = &self.fetching else { return Ok(HashMap::new()) };
+        let running = self.by.load();
+        let kept =
+            |one: &Credential| running.get(&one.name).filter(|entry| *entry.definition == *one).cloned();
+        let (mut entries, mut changed) = (HashMap::new(), Vec::new());
+        for one in credentials {
+            match kept(one) {
+                Some(entry) => drop(entries.insert(one.name.clone(), entry)),
+                None => changed.push(one),
+            }
         }
-        values
+        check_sources(&changed, &fetching.base)?;
+        for one in changed {
+            let entry = self.prepare_entry(one, fetching).context("cannot start a thread")?;
+            entries.insert(one.name.clone(), Arc::new(entry));
+        }
+        Ok(entries)
     }
 
-    /// Returns the credential that the file held when it was last looked at.
+    fn prepare_entry(&self, one: &Credential, fetching: &FetchSettings) -> io::Result<CredentialEntry> {
+        let cell = Arc::new(CredentialCell::new(one.name.clone(), one.timeout, self.known.clone()));
+        let (file, start) = match &one.source {
+            CredentialSource::File(path) => {
+                let path = fetching.base.join(path);
+                (Some(path.clone()), Start::Watch(file_watch::watch(path, &cell)?))
+            }
+            CredentialSource::Env(_)
+            | CredentialSource::Command(_)
+            | CredentialSource::OAuth2(_)
+            | CredentialSource::Google(_)
+            | CredentialSource::GitHubApp(_)
+            | CredentialSource::Aws(_)
+            | CredentialSource::Spiffe(_) => {
+                let source = Source::open(one, &fetching.base, &fetching.client)?;
+                (None, Start::Fetch(Box::new(source), fetching.runtime.clone()))
+            }
+        };
+        let (task, start) = (Mutex::default(), Mutex::new(Some(start)));
+        Ok(CredentialEntry { definition: Arc::new(one.clone()), cell, file, task, start })
+    }
+
+    /// Returns the value of a credential for a request to this host and port. Waits, within the credential's deadline,
+    /// for a fetch in progress.
     ///
     /// # Errors
     ///
     /// Returns a refusal if there is none: the request must not leave without it.
-    pub(crate) fn current(&self, name: &CredentialName) -> Result<Arc<CredentialValue>, Refusal> {
+    pub(crate) async fn value(
+        &self,
+        name: &CredentialName,
+        host: &Host,
+        port: u16,
+    ) -> Result<Arc<CredentialValue>, Refusal> {
         let refused = |why: String| {
             Refusal::from(Reason::CredentialUnavailable).with_detail(format!("credential `{name}`: {why}"))
         };
-        let source = self.by.get(name).ok_or_else(|| refused("it is not in the configuration".to_owned()))?;
-        source.current(Instant::now()).map_err(|error| refused(error.to_string()))
-    }
-}
-
-impl CredentialSource {
-    fn new(path: PathBuf, version: Arc<AtomicU64>) -> Self {
-        let at = Instant::now();
-        let unseen = LastLook { version: None, credential: Err(CredentialError::Silent(Duration::ZERO)), at };
-        CredentialSource { path, seen: Mutex::new(unseen), looked: Condvar::new(), version }
-    }
-
-    /// Returns what was last seen, unless that was longer than [`MAX_SILENCE`] ago.
-    fn current(&self, now: Instant) -> Result<Arc<CredentialValue>, CredentialError> {
-        let last = sys::lock(&self.seen);
-        let silence = now.saturating_duration_since(last.at);
-        match &last.credential {
-            Err(CredentialError::Silent(_)) => Err(CredentialError::Silent(silence)),
-            Ok(_) if silence > MAX_SILENCE => Err(CredentialError::Silent(silence)),
-            seen => seen.clone(),
-        }
-    }
-
-    fn wait_for_look(&self, until: Instant) {
-        let left = until.saturating_duration_since(Instant::now());
-        let unseen = |last: &mut LastLook| matches!(last.credential, Err(CredentialError::Silent(_)));
-        drop(self.looked.wait_timeout_while(sys::lock(&self.seen), left, unseen));
-    }
-
-    /// Looks at the file, and reads it if it has changed. Blocks while the file system does not answer.
-    fn look(&self) {
-        let version = file_version(&self.path);
-        let known = sys::lock(&self.seen).version;
-        let read = match &version {
-            Ok(version) if Some(*version) == known => None,
-            Ok(_) => Some(read_credential(&self.path)),
-            Err(error) => Some(Err(error.clone())),
+        let entry = self.by.load().get(name).cloned();
+        let entry = entry.ok_or_else(|| refused("it is not in the configuration".to_owned()))?;
+        let covered = match host {
+            Host::Name(name) => entry.definition.covers(name, port),
+            Host::Address(_) => false,
         };
-        let mut last = sys::lock(&self.seen);
-        last.at = Instant::now();
-        if let Some(credential) = read {
-            // A file that could not be read is read again, whether it changes or not.
-            last.version = version.ok().filter(|_| credential.is_ok());
-            if let Err(error) = &credential
-                && last.credential.as_ref().err() != Some(error)
-            {
-                tracing::warn!(path = %self.path.display(), %error, "a credential cannot be used");
+        if !covered {
+            return Err(refused(format!("its `hosts` in the configuration do not contain {host}:{port}")));
+        }
+        entry.value().await.map_err(|error| refused(error.to_string()))
+    }
+
+    /// Returns what the configuration says of a credential.
+    pub(crate) fn definition(&self, name: &CredentialName) -> Option<Arc<Credential>> {
+        self.by.load().get(name).map(|entry| entry.definition.clone())
+    }
+
+    /// Returns whether there are credentials, and so placeholders.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by.load().is_empty()
+    }
+
+    /// Returns a number that grows whenever a value changes.
+    pub(crate) fn version(&self) -> u64 {
+        self.known.version()
+    }
+
+    /// Returns every secret of now and of the last day, to recognise it where it must not be.
+    pub(crate) fn exact_values(&self) -> Vec<ExactValue> {
+        self.known.exact_values()
+    }
+
+    /// Returns the secrets of these credentials, now and in the last day, each with the name of its credential, to mask
+    /// them in answers.
+    pub(crate) fn labelled_secrets(&self, names: &[&CredentialName]) -> Vec<LabelledSecret> {
+        let secrets = names.iter().flat_map(|name| {
+            let secrets = self.known.secrets_of(name).into_iter();
+            secrets.map(|secret| LabelledSecret {
+                name: (*name).clone(),
+                value: Zeroizing::new(secret.expose_secret().to_owned()),
+            })
+        });
+        secrets.collect()
+    }
+
+    /// Returns the state of every credential, by name.
+    pub(crate) fn status(&self) -> Vec<CredentialStatus> {
+        let by = self.by.load();
+        let status = |(name, entry): (&CredentialName, &Arc<CredentialEntry>)| CredentialStatus {
+            name: name.clone(),
+            kind: source::kind(&entry.definition.source),
+            value: entry.cell.status(),
+        };
+        let mut all: Vec<CredentialStatus> = by.iter().map(status).collect();
+        all.sort_by(|one, other| one.name.as_str().cmp(other.name.as_str()));
+        all
+    }
+}
+
+impl CredentialEntry {
+    /// Starts to keep the value fresh; once.
+    fn start(&self) {
+        let start = sys::lock(&self.start).take();
+        match start {
+            None => {}
+            Some(Start::Watch(watch)) => drop(watch.send(())), // the thread waits for it
+            Some(Start::Fetch(source, runtime)) => {
+                let cell = self.cell.clone();
+                sys::lock(&self.task).spawn_on(async move { cell.keep_fresh(*source).await }, &runtime);
             }
-            last.credential = credential;
-            self.version.fetch_add(1, Ordering::Release);
-        }
-        drop(last);
-        self.looked.notify_all();
-    }
-}
-
-/// Looks at a file until its store is dropped.
-fn watch_file(source: &Weak<CredentialSource>) {
-    while let Some(source) = source.upgrade() {
-        source.look();
-        drop(source);
-        std::thread::sleep(POLL_INTERVAL);
-    }
-}
-
-fn file_version(path: &Path) -> Result<FileVersion, CredentialError> {
-    let _note = file::note_call(path);
-    Ok(FileVersion::from_metadata(&fs::metadata(path)?))
-}
-
-fn read_credential(path: &Path) -> Result<Arc<CredentialValue>, CredentialError> {
-    let bytes = Zeroizing::new(file::read_regular(path, LENGTH)?);
-    match FileAccess::of(path)? {
-        FileAccess::WrittenByOthers { mode } => {
-            return Err(CredentialError::Exposed { path: path.to_owned(), mode });
-        }
-        FileAccess::ReadByOthers { mode } => {
-            tracing::warn!(path = %path.display(), "every user of the machine can read a credential (mode {mode:03o})");
-        }
-        FileAccess::Private => {}
-    }
-    if bytes.len() as u64 > LENGTH {
-        return Err(CredentialError::Long);
-    }
-    let text = std::str::from_utf8(&bytes).map_err(|_| CredentialError::Malformed)?;
-    CredentialValue::parse(text).map(Arc::new)
-}
-
-/// Who besides its owner may use a credential file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileAccess {
-    /// At most its group reads it: orchestrators hand secrets to other users that way.
-    Private,
-    /// Every user reads it, which is what mounted secrets of Kubernetes look like inside their container.
-    ReadByOthers { mode: u32 },
-    /// Its group or every user writes it: whoever does chooses the credential.
-    WrittenByOthers { mode: u32 },
-}
-
-impl FileAccess {
-    /// Looks at the file that a path leads to.
-    ///
-    /// # Errors
-    ///
-    /// Returns the kernel's error.
-    pub fn of(path: &Path) -> io::Result<Self> {
-        let _note = file::note_call(path);
-        let mode = fs::metadata(path)?.mode() & 0o777;
-        Ok(match mode {
-            mode if mode & 0o022 != 0 => FileAccess::WrittenByOthers { mode },
-            mode if mode & 0o004 != 0 => FileAccess::ReadByOthers { mode },
-            _ => FileAccess::Private,
-        })
-    }
-}
-
-impl FileVersion {
-    fn from_metadata(metadata: &fs::Metadata) -> Self {
-        FileVersion {
-            inode: metadata.ino(),
-            size: metadata.size(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
         }
     }
+
+    async fn value(&self) -> Result<Arc<CredentialValue>, CredentialError> {
+        match (self.cell.usable(), &self.file) {
+            (Some(value), _) => Ok(value),
+            (None, Some(path)) => self.cell.file_value(path).await,
+            (None, None) => self.cell.value().await,
+        }
+    }
+}
+
+impl PreparedCredentials {
+    /// Adds what is new and replaces what changed.
+    pub(crate) fn add(&self) {
+        self.fresh.values().for_each(|entry| entry.start());
+        let mut all = HashMap::clone(&self.store.by.load());
+        all.extend(self.fresh.iter().map(|(name, entry)| (name.clone(), entry.clone())));
+        self.store.by.store(Arc::new(all));
+    }
+
+    /// Removes what is no longer in the configuration.
+    pub(crate) fn remove_others(self) {
+        let before = self.store.by.swap(Arc::new(self.fresh));
+        let now = self.store.by.load();
+        before.keys().filter(|name| !now.contains_key(name)).for_each(|name| self.store.known.retire(name));
+    }
+}
+
+/// Checks what sources need, each on a thread of its own, and waits for all for [`FIRST_LOOK`].
+fn check_sources(credentials: &[&Credential], base: &Path) -> anyhow::Result<()> {
+    let (outcomes, received) = mpsc::channel();
+    for one in credentials {
+        let (one, base, outcomes) = (Credential::clone(one), base.to_owned(), outcomes.clone());
+        let checked = move || drop(outcomes.send((one.name.clone(), source::check(&one, &base))));
+        let thread = std::thread::Builder::new().name("credential".to_owned());
+        thread.spawn(checked).context("cannot start a thread")?;
+    }
+    drop(outcomes);
+    let until = Instant::now() + FIRST_LOOK;
+    let mut faults: Vec<String> = Vec::new();
+    loop {
+        match received.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok((name, Err(error))) => faults.push(format!("credential `{name}`: {error}")),
+            Ok((_, Ok(()))) => {}
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    faults.sort();
+    if faults.is_empty() { Ok(()) } else { bail!("{}", faults.join("\n")) }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use rules::DomainName;
+    use rules::credential::CredentialForm;
+    use rules::pattern::{HostPattern, PatternWidth};
+    use secrecy::ExposeSecret;
 
     use super::*;
 
-    /// What requests get, once the thread has seen what it should.
-    fn wait_for(store: &CredentialStore, name: &CredentialName, wanted: Result<&str, &str>) {
-        let until = Instant::now() + Duration::from_secs(30);
-        loop {
-            let current = store.current(name);
-            let value = current.as_ref().map(|one| one.text().unwrap_or_default().to_owned());
-            let detail = |refusal: &&Refusal| refusal.detail.clone().unwrap_or_default();
-            let as_wanted = match (&value, wanted) {
-                (Ok(value), Ok(wanted)) => value == wanted,
-                (Err(refusal), Err(wanted)) => detail(refusal).contains(wanted),
-                _ => false,
-            };
-            if as_wanted {
-                return;
-            }
-            assert!(Instant::now() < until, "{:?} instead of {wanted:?}", value.map_err(|one| detail(&one)));
-            std::thread::sleep(Duration::from_millis(5));
+    fn credential(name: &str, value: &str, host: &str) -> Credential {
+        Credential {
+            name: CredentialName::parse(name).unwrap(),
+            source: CredentialSource::Command(vec!["echo".to_owned(), value.to_owned()]),
+            form: CredentialForm::Bearer,
+            hosts: vec![HostPattern::parse(host, PatternWidth::Narrow).unwrap()],
+            timeout: Duration::from_secs(60),
+            cache: None,
         }
     }
 
-    #[test]
-    fn a_file_is_read_again_when_it_changes_and_not_used_when_it_is_gone() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("key");
-        let name = CredentialName::parse("openai").unwrap();
-        let store = CredentialStore::open([(name.clone(), path.clone())]).unwrap();
-        wait_for(&store, &name, Err("cannot read the file"));
-        fs::write(&path, "sk-first-value\n").unwrap();
-        wait_for(&store, &name, Ok("sk-first-value"));
-        fs::write(dir.path().join("new"), "sk-other-value\n").unwrap();
-        fs::rename(dir.path().join("new"), &path).unwrap();
-        wait_for(&store, &name, Ok("sk-other-value"));
-        fs::remove_file(&path).unwrap();
-        wait_for(&store, &name, Err("cannot read the file"));
+    fn open(credentials: Vec<Credential>) -> Arc<CredentialStore> {
+        let configuration = Configuration { credentials, ..Configuration::default() };
+        Arc::new(CredentialStore::open(&configuration, Path::new(".")).unwrap())
     }
 
-    #[test]
-    fn a_file_that_others_can_write_is_not_used_until_it_is_mended() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("key");
-        let name = CredentialName::parse("openai").unwrap();
-        fs::write(&path, "sk-first-value\n").unwrap();
-        let set_mode = |mode: u32| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-        for (mode, good) in [(0o600, true), (0o440, true), (0o644, true), (0o660, false), (0o602, false)] {
-            set_mode(mode);
-            let opened = CredentialStore::open([(name.clone(), path.clone())]);
-            assert_eq!(opened.is_ok(), good, "{mode:o}");
-            let why = opened.err().map(|error| error.to_string()).unwrap_or_default();
-            assert!(good || why.contains("other users can write") && !why.contains("sk-"), "{why}");
-        }
-        set_mode(0o600);
-        let link = dir.path().join("link");
-        std::os::unix::fs::symlink(&path, &link).unwrap();
-        let store = CredentialStore::open([(name.clone(), link)]).unwrap();
-        wait_for(&store, &name, Ok("sk-first-value"));
-        set_mode(0o666);
-        wait_for(&store, &name, Err("other users can write its file (mode 666): chmod 600"));
-        set_mode(0o640);
-        wait_for(&store, &name, Ok("sk-first-value"));
+    async fn value(store: &CredentialStore, name: &str, host: &str) -> Result<String, String> {
+        let (name, host) =
+            (CredentialName::parse(name).unwrap(), Host::Name(DomainName::parse(host).unwrap()));
+        let value = store.value(&name, &host, 443).await;
+        value
+            .map(|value| value.text().unwrap().to_owned())
+            .map_err(|refusal| refusal.detail.unwrap_or_default())
     }
 
-    #[test]
-    fn p16_a_pipe_is_no_credential_and_a_huge_file_is_none_either() {
-        let dir = tempfile::tempdir().unwrap();
-        let (pipe, huge) = (dir.path().join("pipe"), dir.path().join("huge"));
-        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        fs::File::create(&huge).unwrap().set_len(1 << 40).unwrap();
-        let names = ["pipe", "huge"].map(|name| CredentialName::parse(name).unwrap());
-        let store = CredentialStore::open(names.clone().into_iter().zip([pipe, huge])).unwrap();
-        wait_for(&store, &names[0], Err("it is not a regular file"));
-        wait_for(&store, &names[1], Err("it is longer than 8192 bytes"));
+    fn known(store: &CredentialStore, name: &str) -> Vec<String> {
+        let secrets = store.labelled_secrets(&[&CredentialName::parse(name).unwrap()]);
+        secrets.iter().map(|secret| secret.value.to_string()).collect()
     }
 
-    #[test]
-    fn p16_a_silent_file_keeps_its_value_for_a_while_and_then_none() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("key");
-        fs::write(&path, "sk-first-value\n").unwrap();
-        let source = CredentialSource::new(path, Arc::default());
-        let start = sys::lock(&source.seen).at;
-        assert!(source.current(start).is_err(), "nothing was seen yet");
-        source.look();
-        let seen = sys::lock(&source.seen).at;
-        assert!(source.current(seen + MAX_SILENCE).is_ok());
-        let late = source.current(seen + MAX_SILENCE + Duration::from_secs(1)).err().unwrap();
-        assert_eq!(late.to_string(), "its file has not answered for 61 s");
-        source.look();
-        let again = sys::lock(&source.seen).at;
-        assert!(source.current(again).is_ok());
+    // proves: credential.hosts
+    #[tokio::test]
+    async fn p11_a_value_goes_to_the_hosts_of_its_credential_only() {
+        let store = open(vec![credential("key", "first-value", "a.test")]);
+        assert_eq!(value(&store, "key", "a.test").await.as_deref(), Ok("first-value"));
+        let elsewhere = value(&store, "key", "b.test").await.unwrap_err();
+        assert!(elsewhere.contains("do not contain b.test:443"), "{elsewhere}");
+        assert!(value(&store, "other", "a.test").await.unwrap_err().contains("not in the configuration"));
+        let address = Host::Address("127.0.0.1".parse().unwrap());
+        assert!(store.value(&CredentialName::parse("key").unwrap(), &address, 443).await.is_err());
+        let name = Host::Name(DomainName::parse("a.test").unwrap());
+        assert!(store.value(&CredentialName::parse("key").unwrap(), &name, 8443).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn p9_a_reload_adds_changes_and_removes_and_a_rejected_one_leaves_no_trace() {
+        let store = open(vec![
+            credential("key", "first-value", "a.test"),
+            credential("kept", "kept-value", "a.test"),
+        ]);
+        assert_eq!(value(&store, "key", "a.test").await.as_deref(), Ok("first-value"));
+        let kept = store.by.load().get(&CredentialName::parse("kept").unwrap()).cloned().unwrap();
+
+        drop(store.prepare(&[credential("key", "never-used-value", "a.test")]).unwrap());
+        assert_eq!(value(&store, "key", "a.test").await.as_deref(), Ok("first-value"));
+        assert_eq!(known(&store, "key"), ["first-value"]);
+
+        let changed = [
+            credential("key", "other-value", "b.test"),
+            credential("kept", "kept-value", "a.test"),
+            credential("new", "new-value", "a.test"),
+        ];
+        let prepared = store.prepare(&changed).unwrap();
+        prepared.add();
+        assert_eq!(value(&store, "new", "a.test").await.as_deref(), Ok("new-value"));
+        assert!(value(&store, "key", "a.test").await.is_err(), "the new value never goes to the old host");
+        assert_eq!(value(&store, "key", "b.test").await.as_deref(), Ok("other-value"));
+        prepared.remove_others();
+        let same = store.by.load().get(&CredentialName::parse("kept").unwrap()).cloned().unwrap();
+        assert!(Arc::ptr_eq(&kept, &same), "what did not change goes on");
+        assert_eq!(known(&store, "key"), ["other-value", "first-value"]);
+
+        let prepared = store.prepare(&[]).unwrap();
+        prepared.add();
+        assert!(value(&store, "new", "a.test").await.is_ok(), "rules of before may still name it");
+        prepared.remove_others();
+        assert!(value(&store, "new", "a.test").await.is_err());
+        assert_eq!(known(&store, "new"), ["new-value"], "it is still recognised");
+    }
+
+    #[tokio::test]
+    async fn a_credential_whose_file_is_missing_is_not_prepared() {
+        let store = open(Vec::new());
+        let missing = Credential {
+            source: CredentialSource::File("/no/such/file".to_owned()),
+            ..credential("key", "first-value", "a.test")
+        };
+        let why = store.prepare(&[missing]).err().unwrap().to_string();
+        assert!(why.starts_with("credential `key`: cannot read the file /no/such/file: "), "{why}");
     }
 }

@@ -1,33 +1,22 @@
 //! The value of a credential, and how a request carries it.
 
-use std::sync::Arc;
-
 use ::http::HeaderValue;
-use pingora_http::RequestHeader;
 use rules::Reason;
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::credential::scrub::EchoPatterns;
-use crate::credential::store::CredentialError;
+use crate::credential::error::CredentialError;
 use crate::report::refusal::Refusal;
 
 /// Shortest credential: a shorter one would occur by chance in responses.
 pub(super) const SHORTEST: usize = 8;
-/// Request fields that ask for a response the scrubber cannot search: partial content, or compression inside the
-/// body.
-const UNSEARCHABLE_FIELDS: [&str; 6] = [
-    "a-im",
-    "connect-accept-encoding",
-    "grpc-accept-encoding",
-    "if-range",
-    "range",
-    "sec-websocket-extensions",
-];
+/// Shortest secret of a source that is searched for.
+const SHORTEST_HIDDEN: usize = 16;
 
-/// A credential, and the forms in which an origin server may echo it.
+/// The value of a credential.
 pub(crate) struct CredentialValue {
     content: CredentialContent,
-    echoes: Arc<EchoPatterns>,
+    /// What was shown to its source, such as a client's secret: no answer may contain it either.
+    hidden: Vec<SecretString>,
 }
 
 /// What a credential consists of.
@@ -51,8 +40,10 @@ impl CredentialValue {
         let value = text.strip_suffix('\n').unwrap_or(text);
         let value = value.strip_suffix('\r').unwrap_or(value);
         check_secret(value)?;
-        let echoes = Arc::new(EchoPatterns::new(value));
-        Ok(CredentialValue { content: CredentialContent::Text(SecretString::from(value)), echoes })
+        Ok(CredentialValue {
+            content: CredentialContent::Text(SecretString::from(value)),
+            hidden: Vec::new(),
+        })
     }
 
     /// Takes keys of AWS, each a line of visible characters.
@@ -60,8 +51,13 @@ impl CredentialValue {
         check_secret(&keys.id)?;
         check_secret(keys.secret.expose_secret())?;
         keys.session_token.as_ref().map_or(Ok(()), |token| check_secret(token.expose_secret()))?;
-        let echoes = Arc::new(EchoPatterns::new(keys.secret.expose_secret()));
-        Ok(CredentialValue { content: CredentialContent::Aws(keys), echoes })
+        Ok(CredentialValue { content: CredentialContent::Aws(keys), hidden: Vec::new() })
+    }
+
+    /// Adds secrets of its source that must not reach the sandbox. Short ones would occur by chance.
+    pub(super) fn hide(&mut self, secrets: impl IntoIterator<Item = SecretString>) {
+        let long = secrets.into_iter().filter(|secret| secret.expose_secret().len() >= SHORTEST_HIDDEN);
+        self.hidden.extend(long);
     }
 
     /// Returns what a request carries as it is; `None` if requests are signed with it.
@@ -86,7 +82,7 @@ impl CredentialValue {
             CredentialContent::Text(text) => (text, None),
             CredentialContent::Aws(keys) => (&keys.secret, keys.session_token.as_ref()),
         };
-        [Some(first), second].into_iter().flatten().map(ExposeSecret::expose_secret)
+        [Some(first), second].into_iter().flatten().chain(&self.hidden).map(ExposeSecret::expose_secret)
     }
 
     /// Returns the bare value, for a header field other than `Authorization`.
@@ -96,24 +92,12 @@ impl CredentialValue {
         value.set_sensitive(true);
         Ok(value)
     }
-
-    pub(crate) fn echoes(&self) -> Arc<EchoPatterns> {
-        self.echoes.clone()
-    }
-}
-
-/// Removes the fields that ask for compressed or partial responses, in which the scrubber could not find an echo.
-pub(crate) fn ask_for_searchable_answer(request: &mut RequestHeader) -> Result<(), Refusal> {
-    for name in UNSEARCHABLE_FIELDS {
-        request.remove_header(name);
-    }
-    let set = request.insert_header("Accept-Encoding", "identity");
-    set.map_err(|_| Reason::CredentialUnavailable.into())
 }
 
 fn check_secret(value: &str) -> Result<(), CredentialError> {
     match value.bytes().all(|byte| byte.is_ascii_graphic()) {
         false => Err(CredentialError::Malformed),
+        true if value.is_empty() => Err(CredentialError::Empty),
         true if value.len() < SHORTEST => Err(CredentialError::Short),
         true => Ok(()),
     }
@@ -138,17 +122,5 @@ mod tests {
         ] {
             assert_eq!(CredentialValue::parse(text).is_ok(), good, "{text:?}");
         }
-    }
-
-    #[test]
-    fn p11_an_answer_is_asked_for_in_a_form_that_can_be_searched() {
-        let mut request = RequestHeader::build("GET", b"/", None).unwrap();
-        for name in UNSEARCHABLE_FIELDS.into_iter().chain(["Accept-Encoding"]) {
-            request.append_header(name, "bytes=0-7").unwrap();
-        }
-        ask_for_searchable_answer(&mut request).unwrap();
-        let rest: Vec<_> = request.headers.keys().map(|name| name.as_str()).collect();
-        assert_eq!(rest, ["accept-encoding"]);
-        assert_eq!(request.headers["accept-encoding"], "identity");
     }
 }

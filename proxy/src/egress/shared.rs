@@ -19,6 +19,7 @@ use sys::worker::Worker;
 use crate::budget::gates::Gates;
 use crate::budget::ledger::{Charges, Ledger};
 use crate::budget::live::LiveConnections;
+use crate::credential::scrub::{EchoCache, EchoPatterns};
 use crate::credential::{CredentialStore, PlaceholderKey};
 use crate::egress::connect::CountedDialler;
 use crate::egress::dial::DialRace;
@@ -36,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) limits: TrafficLimits,
     pub(crate) credentials: Arc<CredentialStore>,
     pub(crate) placeholders: PlaceholderKey,
+    /// What answers are searched for.
+    pub(crate) echoes: EchoCache,
     pub(crate) inspector: Arc<Inspector>,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) grants: Arc<GrantStore>,
@@ -68,6 +71,17 @@ impl Shared {
                 drop(record.record_finding(&inspected.finding).await); // the refusal meets the same log
             }
         }
+    }
+
+    /// Returns what answers to a sandbox are searched for: every credential of its rules; `None` if it has none.
+    pub(crate) fn echo_patterns(&self, rules: &RuleSet, sandbox: &SandboxRef) -> Option<Arc<EchoPatterns>> {
+        let names = rules.credentials_of(sandbox);
+        if names.is_empty() {
+            return None;
+        }
+        let version = self.credentials.version();
+        let patterns = self.echoes.patterns(&names, version, || self.credentials.labelled_secrets(&names));
+        Some(patterns).filter(|patterns| !patterns.is_empty())
     }
 
     /// Returns a dialler of a sandbox for the addresses of `race`, which reserves `window` bytes of memory while a connection is in use.

@@ -6,18 +6,22 @@ use audit::{AttemptOutcome, OpenRecord};
 use bytes::Bytes;
 use pingora_core::ErrorType;
 use pingora_core::prelude::{Error, Result};
+use pingora_http::RequestHeader;
 use rules::budget::UsageKind;
 use rules::signals::shape::RequestOutcome;
-use rules::{Reason, RuleSet};
+use rules::{Permit, Reason, RuleSet};
 
 use super::RequestMonitor;
 use super::outgoing::{BodyRest, Outgoing, OutgoingBody};
+use super::scrub_fields::{ScrubbedHost, ask_searchable};
 use crate::budget::gates::Turn;
 use crate::credential::Injection;
-use crate::credential::scrub::ResponseScrubber;
+use crate::credential::scrub::AnswerScrubber;
+use crate::credential::sigv4::RequestSigning;
 use crate::egress::connect::DialledConnection;
 use crate::egress::departure::Departure;
 use crate::egress::dial::DialRace;
+use crate::egress::shared::Shared;
 use crate::quota::{DialledUse, RequestQuota};
 use crate::report::record;
 use crate::report::refusal::Refusal;
@@ -67,7 +71,9 @@ pub(super) struct DepartedRequest {
     /// The connection it uses.
     pub(super) dialled: Option<DialledRequest>,
     pub(super) injection: Injection,
-    pub(super) scrubber: Option<ResponseScrubber>,
+    /// Its signing, if it is signed for AWS.
+    pub(super) signing: Option<RequestSigning>,
+    pub(super) scrubber: Option<AnswerScrubber>,
     /// The body on its way out, if there is one.
     pub(super) body: Option<OutgoingBody>,
     /// Bytes of the bodies that were sent and received.
@@ -91,7 +97,11 @@ impl Drop for RequestState {
 }
 
 impl DepartedRequest {
-    pub(super) fn new(departure: Departure, injection: Injection) -> Result<Self, Reason> {
+    pub(super) fn new(
+        departure: Departure,
+        injection: Injection,
+        signing: Option<RequestSigning>,
+    ) -> Result<Self, Reason> {
         let race = DialRace::new(&departure.dial_permit)?;
         Ok(DepartedRequest {
             departure,
@@ -99,6 +109,7 @@ impl DepartedRequest {
             turn: None,
             dialled: None,
             injection,
+            signing,
             scrubber: None,
             body: None,
             body_bytes: RequestOutcome::default(),
@@ -183,7 +194,28 @@ impl RequestState {
         Error::new(ErrorType::Custom(REFUSED))
     }
 
-    pub(super) fn scrubber(&mut self) -> Option<&mut ResponseScrubber> {
+    /// Prepares to search the answer if the sandbox has credentials, and has the request ask for one that can be searched.
+    pub(super) fn search_answer(&mut self, shared: &Shared, upstream: &mut RequestHeader) -> Result<()> {
+        let departed = self.departed.as_ref().ok_or_else(internal)?;
+        let patterns = shared.echo_patterns(&self.rules, departed.departure.permit().holder());
+        let host = self.scrubbed_host();
+        self.departed()?.scrubber = patterns.map(AnswerScrubber::new);
+        match self.departed()?.scrubber {
+            Some(_) => ask_searchable(upstream, host),
+            None => Ok(()),
+        }
+    }
+
+    /// How the answer is searched.
+    pub(super) fn scrubbed_host(&self) -> ScrubbedHost {
+        let permit = self.departed.as_ref().map(|departed| departed.departure.permit());
+        match permit.is_some_and(Permit::is_credential_host) {
+            true => ScrubbedHost::Credential,
+            false => ScrubbedHost::Other,
+        }
+    }
+
+    pub(super) fn scrubber(&mut self) -> Option<&mut AnswerScrubber> {
         self.departed.as_mut().and_then(|departed| departed.scrubber.as_mut())
     }
 }

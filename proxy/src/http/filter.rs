@@ -2,6 +2,7 @@
 //! scrub what passes, and close the record.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use ::http::{HeaderMap, Version};
 use async_trait::async_trait;
@@ -26,10 +27,11 @@ use super::fields::{strip_forged, strip_hop_by_hop, strip_request, strip_request
 use super::outgoing::{BodyKind, OutgoingBody};
 use super::request::{ParsedRequest, request_facts, request_record};
 use super::scrub_fields::{ScrubOutcome, scrub_response, scrub_trailers};
+use super::signing::{content_coding, hold_body};
 use super::upgrade::is_websocket;
 use super::{PacedBody, RequestMonitor, RequestScope};
-use crate::credential::scrub::ResponseScrubber;
-use crate::credential::{AccountFilter, Injection, ask_for_searchable_answer};
+use crate::credential::scrub::AnswerScrubber;
+use crate::credential::{AccountFilter, Injection};
 use crate::egress::connect::DialledConnection;
 use crate::egress::departure::{Departure, DepartureTerms};
 use crate::egress::shared::{Shared, decide};
@@ -123,7 +125,8 @@ impl RequestFilter {
             }
         };
         monitor.connection.pin(permit.host());
-        let injection = Injection::prepare(&self.shared.credentials, &self.shared.placeholders, &permit);
+        let injection =
+            Injection::prepare(&self.shared.credentials, &self.shared.placeholders, &permit).await;
         let injection = injection.map_err(|refusal| refusal.under(&permit))?;
         monitor.set_byte_count(record.byte_count());
         let leaving = outgoing_head(session.req_header(), Some(&permit), injection.filter());
@@ -137,26 +140,37 @@ impl RequestFilter {
             content: AttemptContent::Request(&head),
         };
         let body = if is_websocket(session) { None } else { content_length(session) };
+        let signed_body = if is_websocket(session) { Some(0) } else { body };
+        let signing = injection.signing(session.req_header(), signed_body);
+        let signing = signing.map_err(|refusal| refusal.under(&permit))?;
         let quota = state.quota.as_mut().ok_or(Reason::Internal)?;
         quota.expect_upload(body).map_err(|refusal| refusal.under(&permit))?;
         if body != Some(0) && !session.is_upgrade_req() {
             monitor.set_paced(PacedBody::Request);
         }
         let departure = Departure::begin(&self.shared, rules, &permit, terms, record).await?;
-        let mut departed = DepartedRequest::new(departure, injection)?;
+        let mut departed = DepartedRequest::new(departure, injection, signing)?;
+        let mut content = body;
+        if let Some(signing) = &mut departed.signing {
+            let quota = state.quota.as_mut().ok_or(Reason::Internal)?;
+            let held = hold_body(session, signing, quota, body).await;
+            held.map_err(|refusal| refusal.under(&permit))?;
+            quota.buffers.grow(signing.buffered_bytes()).map_err(|refusal| refusal.under(&permit))?;
+            content = signing.content_length();
+        }
         if body != Some(0) && !is_websocket(session) {
             let fields = &session.req_header().headers;
-            let coding = fields.get("content-encoding").map(|coding| coding.as_bytes());
-            let kind = match (body, has_messages(fields)) {
+            let coding = content_coding(fields);
+            let kind = match (content, has_messages(fields)) {
                 (Some(_), _) => BodyKind::Length,
                 (None, true) => BodyKind::Messages,
                 (None, false) => BodyKind::Open,
             };
             let inspection = &departed.departure.inspection;
-            let inspector = inspection.body(coding);
+            let inspector = inspection.body(coding.as_deref());
             let needed = HELD_BYTES + if inspector.is_some() { SEARCH_BYTES } else { 0 };
             let quota = state.quota.as_mut().ok_or(Reason::Internal)?;
-            let needed = body.map_or(needed, |length| length.min(needed));
+            let needed = content.map_or(needed, |length| length.min(needed));
             quota.buffers.grow(needed).map_err(|refusal| refusal.under(&permit))?;
             departed.body = Some(OutgoingBody::new(kind, inspector, inspection.signals()));
         }
@@ -218,12 +232,13 @@ async fn respond(session: &mut Session, response: RefusalResponse, body: Refusal
 
 /// Records a finding if the origin server echoed an injected credential: the sandbox may have made it do so.
 async fn record_echo(state: &RequestState) {
-    let Some(departed) = &state.departed else { return };
-    let echoed = departed.scrubber.as_ref().is_some_and(|scrubber| scrubber.echo_count() > 0);
-    let Some(record) = state.record.as_ref().filter(|_| echoed) else { return };
-    let names: Vec<&str> =
-        departed.departure.permit().credentials().iter().map(|name| name.as_str()).collect();
-    let message = format!("Credential `{}` was masked in the response.", names.join("` or `"));
+    let found = state.departed.as_ref().and_then(|departed| departed.scrubber.as_ref());
+    let found = found.map(AnswerScrubber::found).filter(|scrubber| scrubber.echo_count() > 0);
+    let Some((found, record)) = found.zip(state.record.as_ref()) else { return };
+    let mut names: Vec<&str> = found.found_labels().collect();
+    names.sort_unstable();
+    names.dedup();
+    let message = format!("Credential `{}` was masked in the response.", names.join("`, `"));
     let finding = DetectionFinding {
         code: FindingCode::CredentialEchoed,
         title: "The origin server echoed an injected credential".into(),
@@ -403,22 +418,20 @@ impl ProxyHttp for RequestFilter {
         let permit = departed.departure.permit();
         // However the client spelt it, and although HTTP/1.0 may omit it.
         set_authority(upstream, &host_header(permit, scheme))?;
-        if let [value, rest @ ..] = departed.injection.values() {
-            if !rest.is_empty() {
-                let why = "answers are searched for one credential";
-                return Err(state.fail(Refusal::from(Reason::CredentialUnavailable).with_detail(why)));
-            }
-            departed.scrubber = Some(ResponseScrubber::new(value.echoes()));
-            let asked = ask_for_searchable_answer(upstream);
-            let injected = asked.and_then(|()| departed.injection.inject(upstream, scheme, &placeholders));
-            if let Err(refusal) = injected {
-                return Err(state.fail(refusal));
-            }
+        if let Err(refusal) = departed.injection.inject(upstream, scheme, &placeholders) {
+            return Err(state.fail(refusal));
         }
+        state.search_answer(&self.shared, upstream)?;
         let grpc = is_grpc(&upstream.headers);
         if grpc && session.req_header().headers.contains_key("te") {
             upstream.insert_header("te", "trailers")?; // Pingora strips it as hop-by-hop; gRPC needs it
         }
+        let departed = state.departed()?;
+        if let Some(signing) = &mut departed.signing {
+            let signed = departed.injection.sign(signing, upstream, SystemTime::now());
+            signed.map_err(|refusal| state.fail(refusal))?;
+        }
+        let departed = state.departed()?;
         let counted = departed.departure.count_send(request_bytes(upstream)).await;
         counted.map_err(|exhausted| state.fail(exhausted))?;
         let RequestState { departed: Some(departed), record: Some(record), .. } = &mut *state else {
@@ -440,7 +453,9 @@ impl ProxyHttp for RequestFilter {
         if last {
             state.monitor.end_upload();
         }
+        state.open_signed_body(body, last)?;
         state.release_body(body, last).await?;
+        state.seal_signed_body(body, last)?;
         let bytes = body.as_ref().map_or(&[][..], |bytes| bytes.as_ref());
         state.charge(UsageKind::Upload, bytes.len() as u64).await?;
         if let Some(record) = &state.record {
@@ -452,7 +467,7 @@ impl ProxyHttp for RequestFilter {
 
     async fn response_filter(
         &self,
-        _: &mut Session,
+        session: &mut Session,
         response: &mut ResponseHeader,
         request: &mut RequestContext,
     ) -> Result<()> {
@@ -471,8 +486,10 @@ impl ProxyHttp for RequestFilter {
         let checked = check_answer_fields(&response.headers, limits)
             .and_then(|()| check_interim_answers(state.interim_answers, limits));
         checked.map_err(|refusal| state.fail(refusal))?;
+        let has_body = session.req_header().method != ::http::Method::HEAD;
+        let host = state.scrubbed_host();
         if let Some(scrubber) = state.scrubber()
-            && scrub_response(response, scrubber)? == ScrubOutcome::Unreadable
+            && scrub_response(response, scrubber, host, has_body)? == ScrubOutcome::Unreadable
         {
             return Err(state.fail(Reason::AnswerUnreadable));
         }
@@ -514,8 +531,12 @@ impl ProxyHttp for RequestFilter {
     ) -> Result<Option<std::time::Duration>> {
         let state = request.state()?;
         if let Some(scrubber) = state.scrubber() {
-            let scrubbed = scrubber.scrub(body.as_ref(), last);
-            *body = (!scrubbed.is_empty() || body.is_some()).then_some(scrubbed);
+            let passed = scrubber.pass(body.as_ref(), last);
+            let memory = scrubber.take_memory();
+            let passed = passed.map_err(|error| Refusal::from(Reason::AnswerUnreadable).with_detail(error));
+            let reserved = state.quota.as_mut().map_or(Ok(()), |quota| quota.buffers.grow(memory));
+            let passed = reserved.and(passed).map_err(|refusal| state.fail(refusal))?;
+            *body = (!passed.is_empty() || body.is_some()).then_some(passed);
         }
         let bytes = body.as_ref().map_or(0, Bytes::len) as u64;
         state.charge_blocking(UsageKind::Download, bytes)?;
@@ -528,25 +549,36 @@ impl ProxyHttp for RequestFilter {
 
     async fn response_trailer_filter(
         &self,
-        _: &mut Session,
+        session: &mut Session,
         trailers: &mut HeaderMap,
         request: &mut RequestContext,
     ) -> Result<Option<Bytes>> {
         strip_trailers(trailers);
         let state = request.state()?;
-        let rest = state.scrubber().map(|scrubber| scrub_trailers(trailers, scrubber));
+        let rest = state.scrubber().map(|scrubber| scrub_trailers(trailers, scrubber)).transpose();
+        let rest = rest.map_err(|error| Refusal::from(Reason::AnswerUnreadable).with_detail(error));
+        let rest = rest.map_err(|refusal| state.fail(refusal)).map(Option::unwrap_or_default);
         let bytes = head_bytes(trailers) + rest.as_ref().map_or(0, Bytes::len) as u64;
         let checked =
             check_answer_fields(trailers, &self.shared.limits).map_err(|refusal| state.fail(refusal));
-        if checked.is_err() || state.count_received(bytes).await.is_err() {
+        let (Ok(rest), Ok(()), Ok(())) = (rest, checked, state.count_received(bytes).await) else {
             trailers.clear(); // Pingora forwards them even if this phase fails
             if let Some(refusal) = &state.refusal {
                 state.monitor.cut.trigger(refusal.reason);
             }
             return Ok(None);
+        };
+        if rest.is_empty() {
+            return Ok(None);
         }
-        // Pingora forwards either these bytes or the trailers, not both. A complete body matters more.
-        Ok(rest.filter(|rest| !rest.is_empty()))
+        // Pingora forwards either these bytes or the trailers, not both. If everything before them has been written, they
+        // can be written here; else a complete body matters more.
+        let written = session.as_ref().body_bytes_sent() as u64;
+        if written == state.departed()?.body_bytes.received_bytes {
+            session.write_response_body(Some(rest), false).await?;
+            return Ok(None);
+        }
+        Ok(Some(rest))
     }
 
     async fn fail_to_proxy(

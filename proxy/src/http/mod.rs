@@ -14,6 +14,7 @@ mod http2;
 mod outgoing;
 mod request;
 mod scrub_fields;
+mod signing;
 mod upgrade;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

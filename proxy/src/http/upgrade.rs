@@ -25,7 +25,7 @@ use super::context::{DepartedRequest, RequestContext, RequestState, internal};
 use super::fields::strip_request_hops;
 use super::filter::RequestFilter;
 use crate::budget::ledger::Charges;
-use crate::credential::scrub::ResponseScrubber;
+use crate::credential::scrub::{AnswerScrubber, ResponseScrubber};
 use crate::egress::departure::Departure;
 use crate::report::refusal::Refusal;
 
@@ -129,7 +129,8 @@ impl RequestFilter {
         };
         let DepartedRequest { departure: Departure { charges, .. }, scrubber, .. } = departed;
         let relay = Relay { byte_count: &record.byte_count(), charges };
-        match relay.run(client, origin.into_inner(), early, scrubber.as_mut()).await {
+        let scrubber = scrubber.as_mut().map(AnswerScrubber::text);
+        match relay.run(client, origin.into_inner(), early, scrubber).await {
             Ok(()) => Ok(()),
             Err(RelayError::Refused(refusal)) => Err(state.fail(refusal)),
             Err(RelayError::ClientBroke) => Err(Error::new_down(ErrorType::ConnectionClosed)),

@@ -111,7 +111,7 @@ impl ScanSet {
             bytes: value.as_bytes().to_vec(),
         });
         let credentials: Vec<ExactValue> = known.exact_values();
-        let has_credentials = !known.is_empty();
+        let has_credentials = !known.is_empty() || !credentials.is_empty();
         let exact_values = canary_values.chain(credentials).collect();
         let settings = SecretSettings {
             placeholders: has_credentials,

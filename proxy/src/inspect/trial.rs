@@ -99,7 +99,7 @@ impl TrialSet {
     }
 
     fn compile(&self) -> anyhow::Result<ScanSet> {
-        let (no_canaries, no_credentials) = (CanaryStore::empty(), CredentialStore::open([])?);
+        let (no_canaries, no_credentials) = (CanaryStore::empty(), CredentialStore::empty());
         let canaries = self.canaries.as_ref().unwrap_or(&no_canaries);
         let credentials = self.credentials.as_ref().unwrap_or(&no_credentials);
         ScanSet::compile(&self.own_patterns, canaries, credentials)

@@ -1,9 +1,8 @@
 //! The answer of a memory service, checked before the sandbox sees it: no foreign bank, no secret of ours.
 
-use std::sync::Arc;
-
 use audit::FindingCode;
 use http::header::CONTENT_LENGTH;
+use http::{HeaderName, HeaderValue};
 use pingora_http::ResponseHeader;
 use pingora_proxy::Session;
 use rules::Reason;
@@ -33,7 +32,7 @@ const DROPPED_FIELDS: [&str; 9] = [
 /// Refuses an answer that the sandbox must not see, and records a finding.
 pub(super) async fn check_answer(
     call: &AuthorizedCall<'_>,
-    secrets: &[Arc<EchoPatterns>],
+    secrets: &EchoPatterns,
     received: &MemoryResponse,
     request: &MemoryRequest<'_>,
 ) -> Result<(), Refusal> {
@@ -55,7 +54,7 @@ pub(super) async fn check_answer(
 
 fn check_content(
     call: &AuthorizedCall<'_>,
-    secrets: &[Arc<EchoPatterns>],
+    secrets: &EchoPatterns,
     received: &MemoryResponse,
 ) -> Result<(), Refusal> {
     let unchecked = |why: &str| Refusal::from(Reason::AnswerUnchecked).with_detail(why);
@@ -64,10 +63,10 @@ fn check_content(
     if fields.get_all("content-encoding").iter().any(|value| encoded(value.as_bytes())) {
         return Err(unchecked("it is encoded, although the request did not accept an encoding"));
     }
-    let echoed = |text: &[u8]| secrets.iter().any(|echoes| echoes.mask(&mut text.to_vec()) > 0);
-    let named = |name: &str| secrets.iter().any(|echoes| echoes.is_in_name(name));
-    let in_fields = fields.iter().any(|(name, value)| named(name.as_str()) || echoed(value.as_bytes()));
-    if in_fields || echoed(&received.body) {
+    let in_field = |(name, value): (&HeaderName, &HeaderValue)| {
+        secrets.is_in_name(name.as_str()) || secrets.is_in(value.as_bytes())
+    };
+    if fields.iter().any(in_field) || secrets.is_in(&received.body) {
         return Err(unchecked("it contains the service's key or token"));
     }
     let pointers = &call.matched.route.answer;

@@ -143,7 +143,7 @@ impl MemoryGuard {
             .as_ref()
             .map(|identity| identity::build_verifier(identity, base))
             .transpose()?;
-        let services = MemoryServices::open(configuration, &shared.credentials, base)?;
+        let services = MemoryServices::open(configuration, base)?;
         let client = MemoryClient::new(&configuration.limits, roots);
         Ok(Arc::new(MemoryGuard { services, verifier, client, live: shared.live.clone() }))
     }
@@ -234,7 +234,9 @@ impl MemoryGuard {
         call: &mut AuthorizedCall<'_>,
         request: &mut MemoryRequest<'_>,
     ) -> Result<u16, Refusal> {
-        let key = service.current_key(&request.shared.credentials)?;
+        let permit = call.departure.permit();
+        let port = permit.port().ok_or(Reason::PortNotListed)?;
+        let key = service.current_key(&request.shared.credentials, permit.host(), port).await?;
         let subject = CallSubject {
             sandbox: call.departure.permit().holder(),
             banks: &call.banks,

@@ -46,16 +46,12 @@ enum ServiceAuth {
 }
 
 impl MemoryServices {
-    /// Loads every key, so that a missing one fails the start and not a request.
-    pub(super) fn open(
-        configuration: &Configuration,
-        credentials: &CredentialStore,
-        base: &Path,
-    ) -> anyhow::Result<Self> {
+    /// Loads every signing key, so that a missing one fails the start and not a request.
+    pub(super) fn open(configuration: &Configuration, base: &Path) -> anyhow::Result<Self> {
         let mut services = HashMap::new();
         for service in &configuration.memory_services {
             let MemoryService { host, port, audience, proof } = service;
-            let auth = ServiceAuth::open(proof, credentials, base)
+            let auth = ServiceAuth::open(proof, base)
                 .with_context(|| format!("cannot authenticate to the memory service {host}:{port}"))?;
             let service = ServiceEndpoint { audience: audience.clone(), auth };
             services.insert((host.clone(), *port), service);
@@ -83,11 +79,9 @@ impl MemoryServices {
 }
 
 impl ServiceAuth {
-    fn open(proof: &ServiceAuthSettings, credentials: &CredentialStore, base: &Path) -> anyhow::Result<Self> {
+    fn open(proof: &ServiceAuthSettings, base: &Path) -> anyhow::Result<Self> {
         match proof {
             ServiceAuthSettings::ApiKey { credential, principal } => {
-                let missing = |refusal: Refusal| anyhow::anyhow!(refusal.detail.unwrap_or_default());
-                credentials.current(credential).map_err(missing)?;
                 let (credential, principal) = (credential.clone(), principal.clone());
                 Ok(ServiceAuth::Key { credential, principal })
             }
@@ -112,11 +106,16 @@ impl ServiceEndpoint {
     }
 
     /// The current value of the key, or none if the service needs none.
-    pub(super) fn current_key(
+    pub(super) async fn current_key(
         &self,
         credentials: &CredentialStore,
+        host: &Host,
+        port: u16,
     ) -> Result<Option<Arc<CredentialValue>>, Refusal> {
-        self.credential().map(|name| credentials.current(name)).transpose()
+        match self.credential() {
+            Some(name) => credentials.value(name, host, port).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Adds the key, and the principal or token, to a canonical request.
@@ -154,11 +153,12 @@ pub(super) struct CallSubject<'a> {
 
 /// The secrets of a request that its answer must not contain: the service's key and the signature of the token.
 /// Without its signature the rest of a token is harmless.
-pub(super) fn secret_patterns(head: &RequestHeader, key: Option<&CredentialValue>) -> Vec<Arc<EchoPatterns>> {
+pub(super) fn secret_patterns(head: &RequestHeader, key: Option<&CredentialValue>) -> EchoPatterns {
     let token = head.headers.get(AUTHORIZATION).and_then(|bearer| bearer.to_str().ok());
-    let signature = token.and_then(|token| token.rsplit('.').next());
-    let signature = signature.map(|signature| Arc::new(EchoPatterns::new(signature)));
-    key.map(CredentialValue::echoes).into_iter().chain(signature).collect()
+    let signature =
+        token.and_then(|token| token.rsplit('.').next()).map(|signature| ("the token", signature));
+    let keys = key.into_iter().flat_map(CredentialValue::secrets).map(|key| ("the key", key));
+    EchoPatterns::new(keys.chain(signature))
 }
 
 fn sensitive_value(text: &str) -> Result<HeaderValue, Refusal> {

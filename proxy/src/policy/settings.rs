@@ -50,7 +50,7 @@ pub(crate) fn unapplied_parts(started: &Configuration, now: &Configuration) -> V
         on_invalid,
         admin_socket,
         ca_dir,
-        credentials,
+        credentials: _, // the store of credentials applies them
         dns,
         grants,
         limits,
@@ -66,7 +66,6 @@ pub(crate) fn unapplied_parts(started: &Configuration, now: &Configuration) -> V
         ("`on_invalid`", *on_invalid != started.on_invalid),
         ("`[admin]`", *admin_socket != started.admin_socket),
         ("`ca`", *ca_dir != started.ca_dir),
-        ("`[[credential]]`", *credentials != started.credentials),
         ("`[dns]`", *dns != started.dns),
         ("`[grants]`", *grants != started.grants),
         ("`[limits]`", *limits != started.limits),

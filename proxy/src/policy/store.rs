@@ -35,6 +35,7 @@ use tokio::time::sleep;
 
 use crate::budget::ledger::Ledger;
 use crate::budget::live::{LiveConnection, LiveConnections};
+use crate::credential::{CredentialStore, PreparedCredentials};
 use crate::policy::grants::{self, ActiveGrant, GrantRequest, GrantStore};
 use crate::policy::identities::{AssignedIdentity, IdentityStore};
 use crate::policy::settings::{AppliedSettings, InstanceSettings, PreparedSettings};
@@ -76,6 +77,7 @@ pub(crate) struct PolicyStore {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) quotas: Arc<Quotas>,
     pub(crate) grants: Arc<GrantStore>,
+    pub(crate) credentials: Arc<CredentialStore>,
     /// The thread that reads policies and lists. They may be on a mount that does not answer.
     pub(crate) loader: Worker,
     /// The thread that writes state files.
@@ -185,7 +187,13 @@ impl PolicyStore {
         // Without a digest: whatever is in the way may be gone at the next load of the same files.
         let settings = configuration.as_ref().map(|configuration| self.settings.prepare(configuration));
         let settings = settings.transpose().map_err(|error| self.reject(format!("{error:#}"), None))?;
+        let credentials =
+            configuration.as_ref().map(|configuration| self.credentials.prepare(&configuration.credentials));
+        let credentials = credentials.transpose().map_err(|error| self.reject(format!("{error:#}"), None))?;
+        // Rules never name a credential that is not there: new ones come before the rules, old ones go after them.
+        credentials.iter().for_each(PreparedCredentials::add);
         let rules = self.activate(before, fresh, digest);
+        credentials.into_iter().for_each(PreparedCredentials::remove_others);
         let settings = settings.map(PreparedSettings::apply).unwrap_or_default();
         metrics::observe_reload(started.elapsed());
         let report = LoadReport { rules, settings };

@@ -5,6 +5,9 @@ use rules::quota::{MachineLimits, QuotaSettings, Resource};
 use rules::signals::content::MAX_UNDECIDED;
 use rules::signals::flow::{DEFAULT_FINGERPRINTS, FlowTable, MIN_FINGERPRINTS};
 
+use crate::credential::scrub::{DECODER_BYTES, MAX_CODINGS, MAX_DECODED, MAX_DECODER_WINDOW, MAX_HELD};
+use crate::credential::sigv4::{CHUNKED_BYTES, MAX_HELD as MAX_SIGNED, MAX_HELD_OPEN};
+
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
@@ -94,6 +97,11 @@ pub fn limits_markdown() -> String {
     for (object, cost) in costs(&TrafficLimits::default()) {
         text += &format!("| {object} | {cost} |\n");
     }
+    text += "\n## Credentials\n\nNo request fetches a credential: a task for each does, and requests wait for it at most \
+             as long as one fetch may take.\n\n| bound | most |\n| --- | --- |\n";
+    for (what, most) in crate::credential::bounds() {
+        text += &format!("| {what} | {most} |\n");
+    }
     text += &format!(
         "\n## The products, worked out\n\nWith default settings, on a machine with {} of memory and {EXAMPLE_SANDBOXES} \
          sandboxes. *Alone* is what one sandbox can take while the others are idle, *kept* what each has left then.\n\n\
@@ -159,7 +167,26 @@ fn costs(limits: &TrafficLimits) -> Vec<(String, String)> {
             format!("at most {} of buffers: what is undecided, and blocks", bytes(HELD_BYTES)),
         ),
         ("request body that is searched, in addition", format!("at most {} of buffers", bytes(SEARCH_BYTES))),
+        (
+            "request body that is held to be signed for AWS",
+            format!("its bytes, at most {}; {} without a length", bytes(MAX_SIGNED), bytes(MAX_HELD_OPEN)),
+        ),
+        ("request body in chunks of AWS, in addition", format!("{} of buffers", bytes(CHUNKED_BYTES))),
         ("response body", format!("at most {} of buffers", bytes(DOWNLOAD_BYTES))),
+        (
+            "response body that is searched for credentials, in addition",
+            format!("nothing for text; at most {} are held back, and masked beyond", bytes(MAX_HELD as u64)),
+        ),
+        (
+            "response body that is decoded to be searched, in addition",
+            format!(
+                "for each of at most {MAX_CODINGS} codings {} and its window, at most {}; and what a piece becomes, at \
+                 most {}",
+                bytes(DECODER_BYTES),
+                bytes(MAX_DECODER_WINDOW),
+                bytes(MAX_DECODED as u64)
+            ),
+        ),
         ("memory request body", format!("its bytes, at most {}", bytes(limits.memory_body_bytes))),
         ("memory response body", format!("its bytes, at most {}", bytes(limits.memory_answer_bytes))),
         (

@@ -20,6 +20,10 @@ pub(crate) fn install() -> anyhow::Result<PrometheusHandle> {
     );
     describe_counter!("sandbar_signals_total", "Signs of exfiltration, by code and verdict.");
     describe_counter!("sandbar_header_bits_total", "Bits that requests said outside their bodies.");
+    describe_counter!(
+        "sandbar_credential_fetches_total",
+        "Fetches of credentials, by credential and outcome."
+    );
     describe_counter!("sandbar_reloads_total", "Policy loads, by result.");
     describe_histogram!("sandbar_reload_seconds", "Time to read, compile and publish changed policies.");
     describe_counter!(
@@ -103,6 +107,13 @@ pub(crate) fn count_signal(code: &'static str, mode: SignalMode) {
 
 pub(crate) fn count_header_bits(bits: u64) {
     counter!("sandbar_header_bits_total").increment(bits);
+}
+
+/// Counts a fetch of a credential, or a look at its file that found something new.
+pub(crate) fn count_credential_fetch(name: &str, fetched: bool) {
+    let outcome = if fetched { "fetched" } else { "failed" };
+    counter!("sandbar_credential_fetches_total", "credential" => name.to_owned(), "outcome" => outcome)
+        .increment(1);
 }
 
 pub(crate) fn count_reload(result: &'static str) {

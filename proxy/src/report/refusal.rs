@@ -96,7 +96,8 @@ pub(crate) fn http_status(reason: Reason) -> u16 {
         | Reason::BankMalformed
         | Reason::BodyMalformed
         | Reason::MemoryForm
-        | Reason::NameMissing => 400,
+        | Reason::NameMissing
+        | Reason::RequestUnsignable => 400,
         Reason::BodyLate | Reason::FirstBytesLate => 408,
         Reason::BodyTooLarge => 413,
         Reason::Misdirected => 421,
