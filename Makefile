@@ -9,11 +9,11 @@ AWS_SDK := target/aws-sdk
 DEMO_PACKAGES := cmake gcc libc6-dev make
 TEST_PACKAGES := $(DEMO_PACKAGES) bind9-dnsutils ca-certificates chromium curl dns2tcp gdb git iodine iproute2 libfaketime libnss3-tools nftables nginx-light nodejs npm openssl procps python3 python3-aiohttp python3-grpcio python3-h2 python3-httpx python3-jsonschema python3-pip python3-requests python3-venv python3-websockets rsyslog unbound vim wget
 
-.PHONY: help demo test proptest lint bench fuzz mutants advisories setup setup-demo check-demo check-test
+.PHONY: help demo test proptest lint lint-text bench fuzz mutants advisories setup setup-demo check-demo check-test
 
 help:
 	@echo 'make demo        builds Sandbar and shows what it does, with real traffic on loopback'
-	@echo 'make test        runs the lints and every test'
+	@echo 'make test        runs clippy, the other lints but rustdoc, and every test'
 	@echo 'make proptest    runs the property tests with random inputs, and prints the seed'
 	@echo 'make lint        checks format, dependencies, layers, keys, clippy and rustdoc'
 	@echo 'make bench       measures throughput, latency, memory and the rates of alarms'
@@ -27,9 +27,12 @@ demo: check-demo
 	$(CARGO) build --profile demo -p cli
 	$(TARGET)/demo/sandbar demo
 
-# Building the tests of `cli` builds the binary too, so the whole-program tests need not.
+# Building the tests of `cli` builds the binary too, so the whole-program tests need not. Clippy looks on while the
+# tests are compiled, as `cargo clippy` does it: run apart, it would compile every dependency a second time.
 test: export SANDBAR_BIN = $(TARGET)/debug/sandbar
-test: check-test lint
+test: export RUSTC_WORKSPACE_WRAPPER = $(shell rustc --print sysroot)/bin/clippy-driver
+test: export CLIPPY_ARGS = -Dwarnings
+test: check-test lint-text
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		$(CARGO) nextest run --workspace --no-fail-fast; \
 	else \
@@ -47,11 +50,13 @@ proptest:
 	@echo "SEED=$$PROPTEST_RNG_SEED CASES=$$PROPTEST_CASES"
 	$(CARGO) test --no-fail-fast -p audit -p certs -p dns-filter -p proxy -p rules --lib --tests
 
-lint:
+lint-text:
 	$(CARGO) fmt --all --check
 	lints/dependencies.py
 	lints/layers.py
 	lints/keys.py
+
+lint: lint-text
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps --document-private-items
 
@@ -116,4 +121,4 @@ check-demo:
 
 check-test:
 	@deploy/needs.sh --check $(TEST_PACKAGES) && deploy/memory-engine.sh --check $(MEMORY_ENGINE) && deploy/model-clients.sh --check $(MODEL_CLIENTS) && deploy/aws-sdk.sh --check $(AWS_SDK) || $(MAKE) --no-print-directory setup
-	@[ -e $(TARGET)/debug/sandbar ] || echo 'sandbar: the first build, for the lints and then the tests, takes about ten minutes on two cores'
+	@[ -e $(TARGET)/debug/sandbar ] || echo 'sandbar: the first build, for clippy and the tests, takes about ten minutes on two cores'

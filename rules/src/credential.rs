@@ -205,6 +205,7 @@ pub enum CredentialForm {
 
 /// Where the value of a credential comes from. Paths are as written: relative to the configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "there are a few of them, read once")]
 pub enum CredentialSource {
     File(String),
     /// A variable of Sandbar's own environment.
