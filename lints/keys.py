@@ -51,8 +51,8 @@ def main():
 def read_structs():
     """Returns the fields of each struct as (name, type, meaning)."""
     structs = {}
-    lines = (ROOT / "rules/src/load/document.rs").read_text().split("\n")
-    structs.update(plain_structs(lines))
+    for name in ("document.rs", "credential_document.rs"):
+        structs.update(plain_structs((ROOT / "rules/src/load" / name).read_text().split("\n")))
     quota = (ROOT / "rules/src/quota.rs").read_text().split("\n")
     structs["QuotaEntryDocument"] = plain_structs(quota)["QuotaEntryDocument"]
     structs["QuotaDocument"] = macro_rows(quota, "resources! {", r"^    \w+ (\w+) \"", "Option<QuotaEntryDocument>")
@@ -64,7 +64,7 @@ def read_structs():
 
 
 def plain_structs(lines):
-    structs, name, meaning = {}, None, []
+    structs, name, meaning, renamed = {}, None, [], None
     for line in lines:
         if found := re.match(r"^pub\(crate\) struct (\w+) \{$", line):
             name, meaning = found[1], []
@@ -73,9 +73,11 @@ def plain_structs(lines):
             name = None
         elif name and line.lstrip().startswith("/// "):
             meaning.append(line.lstrip().removeprefix("/// "))
+        elif name and (found := re.match(r'^ *#\[serde\(rename = "(\w+)"\)\]$', line)):
+            renamed = found[1]
         elif name and (found := FIELD.match(line)):
-            structs[name].append((found[1], found[2], " ".join(meaning)))
-            meaning = []
+            structs[name].append((renamed or found[1], found[2], " ".join(meaning)))
+            meaning, renamed = [], None
     return structs
 
 

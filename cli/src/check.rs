@@ -72,8 +72,11 @@ pub(crate) fn check(args: &CheckArgs, output: OutputOptions) -> anyhow::Result<E
 fn check_credential_files(sources: &LoadSources) -> anyhow::Result<Option<String>> {
     let Some(operator) = &sources.operator else { return Ok(None) };
     let base = Path::new(&operator.path).parent().unwrap_or(Path::new(""));
-    for credential in proxy::app::load_config(sources)?.credentials {
-        let (name, path) = (credential.name, base.join(&credential.file));
+    let credentials = proxy::app::load_config(sources)?.credentials;
+    for (name, file) in
+        credentials.iter().flat_map(|one| one.source.files().into_iter().map(|file| (&one.name, file)))
+    {
+        let path = base.join(file);
         let shown = path.display();
         match FileAccess::of(&path) {
             Ok(FileAccess::WrittenByOthers { mode }) => {

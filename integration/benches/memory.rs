@@ -195,6 +195,7 @@ system_roots = false
 [[credential]]
 name = "memory"
 file = "memory.key"
+hosts = ["{GUARDED}:{service}"]
 [identity]
 [[identity.issuer]]
 name = "https://issuer.acme.example"

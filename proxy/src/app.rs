@@ -31,7 +31,7 @@ use crate::admin::server::AdminServer;
 use crate::admin::status::AdminState;
 use crate::budget::gates::Gates;
 use crate::budget::ledger::Ledger;
-use crate::credential::CredentialStore;
+use crate::credential::{CredentialStore, credential_files};
 use crate::egress::roots::UpstreamRoots;
 use crate::egress::shared::Shared;
 use crate::housekeeping;
@@ -283,8 +283,7 @@ fn build_shared(
     quotas: Arc<Quotas>,
     canaries: CanaryStore,
 ) -> anyhow::Result<Arc<Shared>> {
-    let credentials = configuration.credentials.iter();
-    let credentials = credentials.map(|one| (one.name.clone(), base.join(&one.file)));
+    let credentials = credential_files(&configuration.credentials, base)?;
     let credentials = Arc::new(CredentialStore::open(credentials).context("cannot start a thread")?);
     let patterns = configuration.secret_patterns.clone();
     let inspector = Arc::new(Inspector::new(patterns, Arc::new(canaries), credentials.clone())?);

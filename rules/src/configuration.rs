@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ipnet::Ipv4Net;
 
+use crate::credential::Credential;
 use crate::ids::{CredentialName, Environment, SandboxId, Tenant};
 use crate::limits::TrafficLimits;
 use crate::name::{DomainName, Host};
@@ -22,7 +23,7 @@ pub struct Configuration {
     pub admin_socket: Option<String>,
     /// The directory of the certificate authority.
     pub ca_dir: Option<String>,
-    pub credentials: Vec<CredentialFile>,
+    pub credentials: Vec<Credential>,
     pub dns: Option<DnsSettings>,
     pub grants: GrantSettings,
     pub limits: TrafficLimits,
@@ -172,13 +173,6 @@ pub enum ServiceAuthSettings {
         issuer: String,
         trust_domain: String,
     },
-}
-
-/// The file that holds the value of a credential.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CredentialFile {
-    pub name: CredentialName,
-    pub file: String,
 }
 
 /// Settings of connections to origin servers.

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use crate::ids::CredentialName;
-use crate::pattern::HostPattern;
+use crate::name::DomainName;
+use crate::pattern::{DomainPattern, HostPattern};
 
 /// Most credentials of one rule.
 pub const MAX_CREDENTIALS: usize = 8;
@@ -21,6 +22,82 @@ pub struct Credential {
     pub timeout: Duration,
     /// How long a fetched value is used if its source states no end; `None`: the default of the source.
     pub cache: Option<Duration>,
+}
+
+/// The port of a host without one, as in policies.
+const DEFAULT_PORT: u16 = 443;
+
+impl Credential {
+    /// Returns whether a request to this host and port may carry it.
+    pub fn covers(&self, name: &DomainName, port: u16) -> bool {
+        self.covers_all(&DomainPattern::Exact(name.clone()), port)
+    }
+
+    /// Returns whether requests to every name of a pattern may carry it.
+    pub fn covers_all(&self, pattern: &DomainPattern, port: u16) -> bool {
+        let on_port = |host: &&HostPattern| host.port.unwrap_or(DEFAULT_PORT) == port;
+        self.hosts.iter().filter(on_port).any(|host| host.pattern.covers(pattern))
+    }
+
+    /// Returns what to change if a host is not covered.
+    pub(crate) fn hosts_help(&self) -> String {
+        let hosts: Vec<String> = self.hosts.iter().take(4).map(|host| format!("`{host}`")).collect();
+        let more = if self.hosts.len() > 4 { ", …" } else { "" };
+        format!(
+            "its `hosts` in the configuration are {}{more}; a host without port means 443",
+            hosts.join(", ")
+        )
+    }
+}
+
+impl CredentialSource {
+    /// Returns the files that the value is made from, as written.
+    pub fn files(&self) -> Vec<&str> {
+        match self {
+            CredentialSource::File(file) => vec![file],
+            CredentialSource::Env(_) | CredentialSource::Command(_) => Vec::new(),
+            CredentialSource::OAuth2(source) => {
+                let auth = match &source.client_auth {
+                    OAuth2ClientAuth::Basic | OAuth2ClientAuth::Post => None,
+                    OAuth2ClientAuth::PrivateKeyJwt(settings) => Some(settings.key.as_str()),
+                };
+                let grant = match &source.grant {
+                    OAuth2Grant::ClientCredentials => None,
+                    OAuth2Grant::RefreshToken { file } => Some(file.as_str()),
+                    OAuth2Grant::JwtBearer(settings) => Some(settings.key.as_str()),
+                };
+                source
+                    .client_secret
+                    .as_ref()
+                    .and_then(SourceSecret::file)
+                    .into_iter()
+                    .chain(auth)
+                    .chain(grant)
+                    .collect()
+            }
+            CredentialSource::Google(source) => vec![&source.file],
+            CredentialSource::GitHubApp(source) => vec![&source.key],
+            CredentialSource::Aws(AwsSource::Keys { id, secret, session_token }) => {
+                [Some(id), Some(secret), session_token.as_ref()]
+                    .into_iter()
+                    .flatten()
+                    .filter_map(SourceSecret::file)
+                    .collect()
+            }
+            CredentialSource::Aws(AwsSource::Profile { file, .. }) => vec![file],
+            CredentialSource::Aws(AwsSource::WebIdentity { token, .. }) => vec![token],
+            CredentialSource::Spiffe(_) => Vec::new(),
+        }
+    }
+}
+
+impl SourceSecret {
+    fn file(&self) -> Option<&str> {
+        match self {
+            SourceSecret::File(file) => Some(file),
+            SourceSecret::Env(_) => None,
+        }
+    }
 }
 
 /// How a request carries a credential.

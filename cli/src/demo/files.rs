@@ -159,12 +159,14 @@ roots        = ["internet.pem"]
 system_roots = false
 
 [[credential]]
-name = "model"
-file = "model.key"
+name  = "model"
+file  = "model.key"
+hosts = ["model.example"]
 
 [[credential]]
-name = "memory"
-file = "memory.key"
+name  = "memory"
+file  = "memory.key"
+hosts = ["memory.example"]
 
 [[identity.issuer]]
 name         = "{ISSUER}"

@@ -43,7 +43,10 @@ impl CredentialScene {
             other.port()
         );
         let file = secret.path().join("key").display().to_string();
-        let tables = format!("[[credential]]\nname = \"key\"\nfile = \"{file}\"\n");
+        let tables = format!(
+            "[[credential]]\nname = \"key\"\nfile = \"{file}\"\nhosts = [\"a.test:{}\"]\n",
+            bound.port()
+        );
         let hosts = vec!["a.test", "b.test"];
         let plan = InstanceSetup { policy, tables, hosts, ..InstanceSetup::default() };
         let world = plan.with_roots(root.pem()).start();

@@ -44,7 +44,7 @@ fn p11_a_canary_or_an_injected_value_in_a_name_reaches_no_resolver() {
     let secret = tempfile::tempdir().unwrap();
     fs::write(secret.path().join("key"), INJECTED).unwrap();
     let tables = format!(
-        "[[credential]]\nname = \"key\"\nfile = \"{}\"\n\
+        "[[credential]]\nname = \"key\"\nfile = \"{}\"\nhosts = [\"keyed.test\"]\n\
          [[listener]]\nmode = \"dns\"\nbind = [\"127.0.0.9:0\"]\nsandbox = \"one\"\ndangerously_share_address = true\n",
         secret.path().join("key").display()
     );

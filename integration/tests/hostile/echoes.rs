@@ -279,7 +279,10 @@ impl Http2EchoScene {
             origin.port
         );
         let file = secret.path().join("key").display().to_string();
-        let tables = format!("[[credential]]\nname = \"key\"\nfile = \"{file}\"\n");
+        let tables = format!(
+            "[[credential]]\nname = \"key\"\nfile = \"{file}\"\nhosts = [\"a.test:{}\"]\n",
+            origin.port
+        );
         let plan = InstanceSetup { policy, tables, hosts: vec!["a.test"], ..InstanceSetup::default() };
         Http2EchoScene { world: plan.with_roots(root.pem()).start(), origin, _secret: secret }
     }

@@ -128,7 +128,8 @@ fn a_name_that_no_rule_allows_raises_the_alarm_of_what_is_in_it() {
     let origin = ScriptedOrigin::start_plain();
     let mut setup = InstanceSetup::with_hosts(&[("a.test", origin.port())]);
     setup.policy += "[[allow]]\nname = \"keyed\"\nhosts = [\"b.test\"]\ncredential = \"key\"\n";
-    setup.tables = format!("[[credential]]\nname = \"key\"\nfile = \"{}\"\n", file.display());
+    setup.tables =
+        format!("[[credential]]\nname = \"key\"\nfile = \"{}\"\nhosts = [\"b.test\"]\n", file.display());
     setup.resolver = Some(resolver.local_addr().unwrap());
     let scene = SignalScene { world: setup.start(), origin };
     let canary = scene.new_canary("planted-name", "dns-name").to_lowercase();
@@ -366,7 +367,8 @@ fn canaries_and_credentials_of_an_instance_are_tried_too() {
     let secret = tempfile::tempdir().unwrap();
     let key = secret.path().join("key");
     fs::write(&key, "s3cr3t-0123456789-abcdef\n").unwrap();
-    let tables = format!("[[credential]]\nname = \"key\"\nfile = \"{}\"\n", key.display());
+    let tables =
+        format!("[[credential]]\nname = \"key\"\nfile = \"{}\"\nhosts = [\"b.test\"]\n", key.display());
     let setup = InstanceSetup::with_hosts(&[("a.test", 443)]);
     let scene = SignalScene {
         world: InstanceSetup { tables, ..setup }.start(),

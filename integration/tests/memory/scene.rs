@@ -428,6 +428,7 @@ system_roots = false
 [[credential]]
 name = "memory"
 file = "memory.key"
+hosts = ["{HOST}:{service}"]
 [identity]
 revocations = "revoked.json"
 [[identity.issuer]]

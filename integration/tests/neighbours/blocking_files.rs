@@ -28,7 +28,7 @@ fn p20_a_credential_that_blocks() {
                  credential = \"key\"\n";
     let scene = Scene::with_setup(Setup {
         rules: rules.to_owned(),
-        tables: "[[credential]]\nname = \"key\"\nfile = \"key\"\n".to_owned(),
+        tables: "[[credential]]\nname = \"key\"\nfile = \"key\"\nhosts = [\"keyed.test:8002\"]\n".to_owned(),
         hosts: vec!["keyed.test".to_owned()],
         ..Setup::default()
     });

@@ -17,7 +17,7 @@ use rules::{Decision, RuleSet};
 use serde::Serialize;
 
 use crate::admin::explain::choose_sandbox;
-use crate::credential::CredentialStore;
+use crate::credential::{CredentialStore, credential_files};
 use crate::egress::sending::{SentFraming, describe_sending};
 use crate::http::chunks::ChunkValidator;
 use crate::http::head::{self, BodyFraming};
@@ -200,9 +200,7 @@ impl TryRequest<'_> {
         let Some((path, configuration)) = self.configuration else { return Ok(TrialSet::default()) };
         let mut set = TrialSet { own_patterns: configuration.secret_patterns.clone(), ..TrialSet::default() };
         let base = path.parent().unwrap_or(Path::new(""));
-        let credentials = configuration.credentials.iter();
-        let credentials = credentials.map(|one| (one.name.clone(), base.join(&one.file)));
-        let credentials = CredentialStore::open(credentials)?;
+        let credentials = CredentialStore::open(credential_files(&configuration.credentials, base)?)?;
         for one in &configuration.credentials {
             if credentials.current(&one.name).is_err() {
                 notes.push(format!("credential `{}` cannot be read, so it is not searched for", one.name));

@@ -122,13 +122,16 @@ impl CredentialStore {
 
     /// Returns the values of now, to recognise them where they must not be.
     pub(crate) fn exact_values(&self) -> Vec<ExactValue> {
-        let value = |(name, source): (&CredentialName, &Arc<CredentialSource>)| {
-            let credential = source.current(Instant::now()).ok()?;
-            let label = format!("the value of credential `{name}`");
-            let bytes = credential.expose().as_bytes().to_vec();
-            Some(ExactValue { label, code: SignalCode::CredentialLeaving, bytes })
-        };
-        self.by.iter().filter_map(value).collect()
+        let mut values = Vec::new();
+        for (name, source) in &self.by {
+            let Ok(credential) = source.current(Instant::now()) else { continue };
+            values.extend(credential.secrets().map(|secret| {
+                let label = format!("the value of credential `{name}`");
+                let bytes = secret.as_bytes().to_vec();
+                ExactValue { label, code: SignalCode::CredentialLeaving, bytes }
+            }));
+        }
+        values
     }
 
     /// Returns the credential that the file held when it was last looked at.
@@ -278,7 +281,7 @@ mod tests {
         let until = Instant::now() + Duration::from_secs(30);
         loop {
             let current = store.current(name);
-            let value = current.as_ref().map(|one| one.expose().to_owned());
+            let value = current.as_ref().map(|one| one.text().unwrap_or_default().to_owned());
             let detail = |refusal: &&Refusal| refusal.detail.clone().unwrap_or_default();
             let as_wanted = match (&value, wanted) {
                 (Ok(value), Ok(wanted)) => value == wanted,

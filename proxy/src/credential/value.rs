@@ -27,8 +27,23 @@ const UNSEARCHABLE_FIELDS: [&str; 6] = [
 
 /// A credential, and the forms in which an origin server may echo it.
 pub(crate) struct CredentialValue {
-    value: SecretString,
+    content: CredentialContent,
     echoes: Arc<EchoPatterns>,
+}
+
+/// What a credential consists of.
+enum CredentialContent {
+    /// What a request carries as it is.
+    Text(SecretString),
+    /// What a request is signed with.
+    Aws(AwsKeys),
+}
+
+/// Keys of AWS.
+pub(crate) struct AwsKeys {
+    pub(crate) id: String,
+    pub(crate) secret: SecretString,
+    pub(crate) session_token: Option<SecretString>,
 }
 
 impl CredentialValue {
@@ -36,14 +51,43 @@ impl CredentialValue {
     pub(super) fn parse(text: &str) -> Result<Self, CredentialError> {
         let value = text.strip_suffix('\n').unwrap_or(text);
         let value = value.strip_suffix('\r').unwrap_or(value);
-        match value.bytes().all(|byte| byte.is_ascii_graphic()) {
-            false => Err(CredentialError::Malformed),
-            true if value.len() < SHORTEST => Err(CredentialError::Short),
-            true => {
-                let echoes = Arc::new(EchoPatterns::new(value));
-                Ok(CredentialValue { value: SecretString::from(value), echoes })
-            }
+        check_secret(value)?;
+        let echoes = Arc::new(EchoPatterns::new(value));
+        Ok(CredentialValue { content: CredentialContent::Text(SecretString::from(value)), echoes })
+    }
+
+    /// Takes keys of AWS, each a line of visible characters.
+    pub(super) fn from_aws_keys(keys: AwsKeys) -> Result<Self, CredentialError> {
+        check_secret(&keys.id)?;
+        check_secret(keys.secret.expose_secret())?;
+        keys.session_token.as_ref().map_or(Ok(()), |token| check_secret(token.expose_secret()))?;
+        let echoes = Arc::new(EchoPatterns::new(keys.secret.expose_secret()));
+        Ok(CredentialValue { content: CredentialContent::Aws(keys), echoes })
+    }
+
+    /// Returns what a request carries as it is; `None` if requests are signed with it.
+    pub(crate) fn text(&self) -> Option<&str> {
+        match &self.content {
+            CredentialContent::Text(text) => Some(text.expose_secret()),
+            CredentialContent::Aws(_) => None,
         }
+    }
+
+    /// Returns the keys that requests are signed with.
+    pub(crate) fn aws_keys(&self) -> Option<&AwsKeys> {
+        match &self.content {
+            CredentialContent::Text(_) => None,
+            CredentialContent::Aws(keys) => Some(keys),
+        }
+    }
+
+    /// Returns every part that must not reach the sandbox.
+    pub(crate) fn secrets(&self) -> impl Iterator<Item = &str> {
+        let (first, second) = match &self.content {
+            CredentialContent::Text(text) => (text, None),
+            CredentialContent::Aws(keys) => (&keys.secret, keys.session_token.as_ref()),
+        };
+        [Some(first), second].into_iter().flatten().map(ExposeSecret::expose_secret)
     }
 
     /// Sets `Authorization`, replacing whatever the sandbox sent there.
@@ -55,7 +99,8 @@ impl CredentialValue {
         for name in UNSEARCHABLE_FIELDS {
             request.remove_header(name);
         }
-        let text = Zeroizing::new(format!("Bearer {}", self.value.expose_secret()));
+        let text = self.text().ok_or(Reason::CredentialUnavailable)?;
+        let text = Zeroizing::new(format!("Bearer {text}"));
         let mut value = HeaderValue::from_str(&text).map_err(|_| Reason::CredentialUnavailable)?;
         value.set_sensitive(true); // keeps it out of HPACK's dynamic table
         let set = request.insert_header("Authorization", value);
@@ -66,18 +111,22 @@ impl CredentialValue {
 
     /// Returns the bare value, for a header field other than `Authorization`.
     pub(crate) fn header_value(&self) -> Result<HeaderValue, Refusal> {
-        let value = HeaderValue::from_str(self.value.expose_secret());
-        let mut value = value.map_err(|_| Reason::CredentialUnavailable)?;
+        let text = self.text().ok_or(Reason::CredentialUnavailable)?;
+        let mut value = HeaderValue::from_str(text).map_err(|_| Reason::CredentialUnavailable)?;
         value.set_sensitive(true);
         Ok(value)
     }
 
-    pub(super) fn expose(&self) -> &str {
-        self.value.expose_secret()
-    }
-
     pub(crate) fn echoes(&self) -> Arc<EchoPatterns> {
         self.echoes.clone()
+    }
+}
+
+fn check_secret(value: &str) -> Result<(), CredentialError> {
+    match value.bytes().all(|byte| byte.is_ascii_graphic()) {
+        false => Err(CredentialError::Malformed),
+        true if value.len() < SHORTEST => Err(CredentialError::Short),
+        true => Ok(()),
     }
 }
 

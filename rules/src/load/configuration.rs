@@ -7,17 +7,17 @@ use ipnet::Ipv4Net;
 use toml::Spanned;
 
 use super::document::{
-    AttributionDocument, ConfigurationDocument, CredentialDocument, DenialDocument, DnsDocument,
-    ListenerDocument, ModeDocument, OnInvalidDocument,
+    AttributionDocument, ConfigurationDocument, DenialDocument, DnsDocument, ListenerDocument, ModeDocument,
+    OnInvalidDocument,
 };
 use super::problem::{Problem, ProblemKind, Problems, SourceText, printable};
-use super::{SourceFile, decode_file, log, memory, read};
+use super::{SourceFile, credential, decode_file, log, memory, read};
 use crate::configuration::{
-    Attribution, BindTarget, Configuration, CredentialFile, DenialForm, DnsSettings, ForwardZone,
-    GrantSettings, HostEntry, ListenerMode, ListenerSettings, OnInvalid, PreResolve, ReverseLookups,
-    SystemRootsSetting, UpstreamSettings,
+    Attribution, BindTarget, Configuration, DenialForm, DnsSettings, ForwardZone, GrantSettings, HostEntry,
+    ListenerMode, ListenerSettings, OnInvalid, PreResolve, ReverseLookups, SystemRootsSetting,
+    UpstreamSettings,
 };
-use crate::ids::{CredentialName, SandboxId};
+use crate::ids::SandboxId;
 use crate::limits::TrafficLimits;
 use crate::name::DomainName;
 use crate::pattern::{HostPattern, PatternWidth};
@@ -51,6 +51,7 @@ fn parse_configuration(file: &SourceFile, problems: &mut Problems) -> Option<Con
     let source = decode_file(file, problems)?;
     let document: ConfigurationDocument = read::read_document(&source, problems)?;
     let log = log::read_log(&source, &document, problems);
+    let credentials = credential::read_credentials(&source, &document, problems);
     Some(Configuration {
         dns: read_dns(&source, &document, problems),
         grants: read_grants(&source, &document, problems),
@@ -62,13 +63,9 @@ fn parse_configuration(file: &SourceFile, problems: &mut Problems) -> Option<Con
             Some(OnInvalidDocument::Keep) | None => OnInvalid::Keep,
         },
         identity: memory::read_identity(&source, &document, problems),
-        memory_services: memory::read_services(&source, &document, problems),
+        memory_services: memory::read_services(&source, &document, &credentials, problems),
         secret_patterns: read_patterns(&source, &document, problems),
-        credentials: document
-            .credential
-            .iter()
-            .filter_map(|entry| credential_file(entry.get_ref()))
-            .collect(),
+        credentials,
         ca_dir: document.ca.map(|ca| ca.dir.into_inner()),
         listeners: document.listener.iter().filter_map(|entry| listener_settings(entry.get_ref())).collect(),
         log,
@@ -92,11 +89,6 @@ fn read_patterns(
             .ok()
     });
     patterns.collect()
-}
-
-fn credential_file(document: &CredentialDocument) -> Option<CredentialFile> {
-    let name = CredentialName::parse(document.name.get_ref()).ok()?;
-    Some(CredentialFile { name, file: document.file.get_ref().clone() })
 }
 
 fn listener_settings(document: &ListenerDocument) -> Option<ListenerSettings> {

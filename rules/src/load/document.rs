@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use toml::Spanned;
 
+use super::credential_document::CredentialDocument;
 use crate::limits::LimitsDocument;
 use crate::quota::QuotaDocument;
 use crate::signals::shape::ThresholdsDocument;
@@ -622,18 +623,6 @@ pub(crate) enum AttributionDocument {
     Mark,
     SourceAddress,
     Unix,
-}
-
-/// `[[credential]]`: the source of a secret; the value itself is never in a policy or the configuration.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct CredentialDocument {
-    /// The credential's name, which rules refer to.
-    #[schemars(with = "String")]
-    pub(crate) name: Spanned<String>,
-    /// The file that holds the value.
-    #[schemars(with = "String")]
-    pub(crate) file: Spanned<String>,
 }
 
 /// `[identity]`: trusted issuers of signed identities.

@@ -1,15 +1,16 @@
 //! Finds rules without effect. Within a file they are errors; across layers they are warnings, because sandboxes
 //! with different bases can share a policy.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
 use super::problem::{ProblemKind, Problems, SourceText};
 use crate::configuration::{IdentitySettings, MemoryService};
+use crate::credential::Credential;
 use crate::host_set::PatternHit;
-use crate::ids::{BankPattern, CredentialName, PolicyName, SandboxId};
+use crate::ids::{BankPattern, PolicyName, SandboxId};
 use crate::name::{DomainName, Host};
 use crate::network::is_forbidden;
 use crate::pattern::{DomainPattern, HostPattern, PatternReach, PatternWidth};
@@ -350,7 +351,7 @@ fn check_opaque_rules(policies: &[Arc<Policy>], owner: &str, problems: &mut Prob
 pub(crate) fn lint_sandbox(
     sandbox: &Sandbox,
     layers: &SandboxLayers,
-    credentials: &[CredentialName],
+    credentials: (&[&str], &[Credential]),
     problems: &mut Problems,
 ) {
     let owner = format!("sandbox `{}`", sandbox.id);
@@ -374,9 +375,9 @@ pub(crate) fn lint_sandbox(
         problems.warning(rule.at.clone(), ProblemKind::Pointless(why));
     }
     for policy in &layers.sandbox {
+        check_credentials(policy, credentials, problems);
         let samples = sample_patterns(policy);
         for (rule, patterns) in policy.rules.iter().zip(&samples) {
-            check_credential(rule, credentials, problems);
             if let Some(terms) = rule.memory_terms() {
                 check_environment(sandbox, policy, rule, terms, problems);
             }
@@ -389,9 +390,30 @@ pub(crate) fn lint_sandbox(
     }
 }
 
-fn check_credential(rule: &Rule, known: &[CredentialName], problems: &mut Problems) {
-    if let Some(name) = rule.credential().filter(|name| !known.contains(name)) {
-        problems.error(rule.at.clone(), ProblemKind::Unknown { what: "credential", name: name.to_string() });
+/// Reports rules with a credential that does not exist, or that may not be sent to all their hosts.
+fn check_credentials(
+    policy: &Policy,
+    (known, credentials): (&[&str], &[Credential]),
+    problems: &mut Problems,
+) {
+    for rule in &policy.rules {
+        if let Some(name) = rule.credential().filter(|name| !known.contains(&name.as_str())) {
+            let fault = ProblemKind::Unknown { what: "credential", name: name.to_string() };
+            problems.error(rule.at.clone(), fault);
+        }
+    }
+    let mut reported: HashSet<u16> = HashSet::new();
+    for hit in policy.hosts.iter() {
+        let Some(rule) = policy.rule_at(hit.rule) else { continue };
+        let found = rule.credential().and_then(|name| credentials.iter().find(|one| one.name == *name));
+        let (Some(credential), Some(pattern)) = (found, domain_pattern(&hit)) else { continue };
+        let ports = hit.port.as_ref().map_or(rule.ports().unwrap_or(&[]), std::slice::from_ref);
+        let Some(port) = ports.iter().find(|port| !credential.covers_all(&pattern, **port)) else { continue };
+        if reported.insert(hit.rule) {
+            let (name, host) = (credential.name.to_string(), format!("{pattern}:{port}"));
+            let fault = ProblemKind::CredentialHost { credential: name, host };
+            problems.error_with_help(rule.at.clone(), fault, credential.hosts_help());
+        }
     }
 }
 

@@ -6,8 +6,9 @@ use std::ops::Range;
 use toml::Spanned;
 
 use super::document::{ConfigurationDocument, IssuerDocument, MemoryServiceDocument, ServiceModeDocument};
-use super::problem::{ProblemKind, Problems, SourceText, printable};
+use super::problem::{ProblemKind, Problems, SourceText, may_be_secret, printable};
 use crate::configuration::{IdentitySettings, IssuerSettings, MemoryService, ServiceAuthSettings};
+use crate::credential::{Credential, CredentialForm};
 use crate::facts::RequestAuthority;
 use crate::ids::{CredentialName, Environment, IdError, Tenant};
 use crate::principal::PrincipalTemplate;
@@ -26,6 +27,7 @@ const ALGORITHMS: [&str; 3] = ["ES256", "EdDSA", "RS256"];
 pub(crate) fn read_services(
     source: &SourceText<'_>,
     document: &ConfigurationDocument,
+    credentials: &[Credential],
     problems: &mut Problems,
 ) -> Vec<MemoryService> {
     let mut reader = ServiceReader { source, problems };
@@ -36,6 +38,7 @@ pub(crate) fn read_services(
     let mut services = Vec::new();
     for entry in document.memory_service.iter().take(MAX_ENTRIES).map(Spanned::get_ref) {
         let Some(service) = reader.read_service(entry, &known) else { continue };
+        reader.check_key(entry, &service, credentials);
         let key = format!("{}:{}", service.host, service.port);
         if let Some(line) = lines.insert(key.clone(), source.line(entry.host.span().start)) {
             let fault = ProblemKind::Twice { what: "memory service", name: key, line };
@@ -80,6 +83,27 @@ impl ServiceReader<'_, '_> {
         let RequestAuthority { host, port } = named?;
         let audience = document.audience.get_ref().clone();
         Some(MemoryService { host, port: port.unwrap_or(DEFAULT_PORT), audience, proof: proof? })
+    }
+
+    /// Reports a key that the service cannot get, because of where the operator lets the key go or what it is.
+    fn check_key(
+        &mut self,
+        document: &MemoryServiceDocument,
+        service: &MemoryService,
+        credentials: &[Credential],
+    ) {
+        let ServiceAuthSettings::ApiKey { credential, .. } = &service.proof else { return };
+        let Some(found) = credentials.iter().find(|known| known.name == *credential) else { return };
+        if !service.host.name().is_some_and(|name| found.covers(name, service.port)) {
+            let (credential, host) = (credential.to_string(), format!("{}:{}", service.host, service.port));
+            let help = found.hosts_help();
+            let at = self.source.location(document.host.span());
+            self.problems.error_with_help(at, ProblemKind::CredentialHost { credential, host }, help);
+        }
+        if found.form != CredentialForm::Bearer {
+            let why = "the profile of the memory service says how its key is carried; use a credential without `form`";
+            self.report(document.mode.span(), ProblemKind::Missing(why));
+        }
     }
 
     fn read_auth(&mut self, document: &MemoryServiceDocument, known: &[&str]) -> Option<ServiceAuthSettings> {
@@ -146,8 +170,13 @@ impl ServiceReader<'_, '_> {
             return None;
         };
         if !known.contains(&entry.get_ref().as_str()) {
-            let name = printable(entry.get_ref());
-            self.report(entry.span(), ProblemKind::Unknown { what: "credential", name });
+            let fault = match may_be_secret(entry.get_ref()) {
+                true => ProblemKind::Missing(
+                    "`credential` takes the name of a `[[credential]]`, never a secret itself",
+                ),
+                false => ProblemKind::Unknown { what: "credential", name: printable(entry.get_ref()) },
+            };
+            self.problems.error(self.source.masked_location(entry.span()), fault);
             return None;
         }
         CredentialName::parse(entry.get_ref()).ok()
@@ -225,7 +254,9 @@ mod tests {
     use super::super::{SourceFile, read_configuration};
 
     fn is_accepted(text: &str) -> bool {
-        let credential = "[[credential]]\nname = \"memory\"\nfile = \"memory.key\"\n";
+        let credential = "[[credential]]\nname = \"memory\"\nfile = \"memory.key\"\nhosts = [\"memory.corp.example:8443\"]\n\
+                          [[credential]]\nname = \"elsewhere\"\nfile = \"memory.key\"\nhosts = [\"memory.corp.example\"]\n\
+                          [[credential]]\nname = \"own\"\nfile = \"memory.key\"\nhosts = [\"*.corp.example:8443\"]\nform = { header = \"x-key\" }\n";
         let text = format!("{credential}{text}");
         read_configuration(&SourceFile { path: "sandbar.toml".into(), bytes: text.into_bytes() }).is_ok()
     }
@@ -242,6 +273,8 @@ mod tests {
             (format!("{host}{token}"), false),
             (format!("{host}mode = \"api-key\""), false),
             (format!("{host}mode = \"api-key\"\ncredential = \"other\""), false),
+            (format!("{host}mode = \"api-key\"\ncredential = \"elsewhere\""), false),
+            (format!("{host}mode = \"api-key\"\ncredential = \"own\""), false),
             (format!("{host}mode = \"principal\"\ncredential = \"memory\""), false),
             (format!("{host}mode = \"principal\"\nprincipal = \"everybody\""), false),
             (format!("{host}mode = \"principal\"\nkey = \"k.pem\""), false),

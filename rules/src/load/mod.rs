@@ -1,6 +1,9 @@
 //! Compiles the bytes of the files to a `RuleSet`, completely or not at all (P9). The caller reads the files.
 
 mod configuration;
+mod credential;
+mod credential_document;
+mod credential_source;
 mod document;
 mod entry;
 mod grants;

@@ -49,6 +49,8 @@ pub enum ProblemKind {
         "bank `{bank}` names environment `{other}`, but the rule's `environment` is another; change one of them"
     )]
     BankElsewhere { bank: String, other: String },
+    #[error("credential `{credential}` may not be sent to `{host}`")]
+    CredentialHost { credential: String, host: String },
     #[error("`{0}` and `{1}` cannot be used together; remove one of them")]
     Exclusive(&'static str, &'static str),
     #[error(
@@ -179,9 +181,83 @@ impl<'a> SourceText<'a> {
             line,
             column: before as u32 + 1,
             width: marked.chars().count().max(1) as u32,
-            excerpt: mask_secrets(&printable(text)),
+            excerpt: match self.is_in_credential(line) {
+                true => mask_words(&printable(text)),
+                false => mask_secrets(&printable(text)),
+            },
         }
     }
+
+    /// Returns a location whose excerpt shows no value of its line, for places where people paste secrets.
+    pub(crate) fn masked_location(&self, span: Range<usize>) -> SourceLocation {
+        let location = self.location(span);
+        SourceLocation { excerpt: mask_values(&location.excerpt), ..location }
+    }
+
+    /// Returns whether a line is part of a `[[credential]]`.
+    pub(crate) fn is_in_credential(&self, line: u32) -> bool {
+        let starts = self.line_starts();
+        let above = starts.get(..line as usize).unwrap_or(starts).iter().rev();
+        let mut lines =
+            above.filter_map(|start| self.text.get(*start..)?.lines().next().map(str::trim_start));
+        lines.find_map(TableHeader::of).is_some_and(|header| header == TableHeader::Credential)
+    }
+}
+
+/// What the header of a table announces.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TableHeader {
+    Credential,
+    Other,
+}
+
+impl TableHeader {
+    /// Reads a line; `None` if it is not a header.
+    fn of(line: &str) -> Option<Self> {
+        let inner = line.trim_start_matches('[');
+        let name: &str = inner.split([']', '.', '=']).next().unwrap_or_default().trim();
+        let bare = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        let is_table = line.starts_with('[') && !name.is_empty() && name.chars().all(bare);
+        let is_list = name == "credential"
+            && inner.split_once('=').is_some_and(|(_, rest)| rest.trim_start().starts_with('['));
+        match name {
+            "credential" if is_table || is_list => Some(TableHeader::Credential),
+            _ if is_table => Some(TableHeader::Other),
+            _ => None,
+        }
+    }
+}
+
+/// Masks the words of a line of `[[credential]]` that may be secrets: there a key is often random text without a prefix
+/// that anyone knows.
+fn mask_words(line: &str) -> String {
+    let word = |c: char| {
+        c.is_ascii_graphic() && !matches!(c, '"' | '\'' | '[' | ']' | '{' | '}' | '(' | ')' | ',' | '=' | '`')
+    };
+    let parts = line.split_inclusive(|c: char| !word(c));
+    let masked = parts.map(|part| match may_be_secret(part.trim_end_matches(|c: char| !word(c))) {
+        true => mask(part, word),
+        false => part.to_owned(),
+    });
+    mask_secrets(&masked.collect::<String>())
+}
+
+/// Masks everything right of the first `=`, or the whole line, but for punctuation.
+fn mask_values(line: &str) -> String {
+    let (key, values) = line.split_once('=').unwrap_or(("", line));
+    let equals = if key.is_empty() { "" } else { "=" };
+    let word = |c: char| !c.is_whitespace() && !matches!(c, '"' | '\'' | '[' | ']' | '{' | '}' | ',' | '=');
+    mask_secrets(key) + equals + &mask(values, word)
+}
+
+/// Returns whether a word of a `[[credential]]` may be a secret: it has the shape of a key, or is long and has letters
+/// and digits, as no path, URL or host name has.
+pub(crate) fn may_be_secret(word: &str) -> bool {
+    let is_random = word.len() >= 16
+        && word.bytes().any(|byte| byte.is_ascii_digit())
+        && word.bytes().any(|byte| byte.is_ascii_alphabetic())
+        && !word.contains(['/', ':', '.']);
+    has_key_shape(word) || is_random
 }
 
 /// Masks words that look like API keys: users paste a key where its name belongs, and the error message must
@@ -207,9 +283,26 @@ fn mask(part: &str, word: impl Fn(char) -> bool) -> String {
 
 /// Returns whether the text has the shape of a well-known API key, or is longer than a name would be.
 pub(crate) fn looks_like_secret(text: &str) -> bool {
-    const PREFIXES: [&str; 9] =
-        ["sk-", "sk_", "ghp_", "gho_", "github_pat_", "glpat-", "xoxb-", "AKIA", "eyJ"];
-    text.len() >= 8 && PREFIXES.iter().any(|prefix| text.starts_with(prefix)) || text.len() > 40
+    has_key_shape(text) || text.len() > 40
+}
+
+/// Returns whether the text has the shape of a well-known API key.
+pub(crate) fn has_key_shape(text: &str) -> bool {
+    const PREFIXES: [&str; 12] = [
+        "-----BEGIN",
+        "AIza",
+        "AKIA",
+        "ASIA",
+        "eyJ",
+        "ghp_",
+        "gho_",
+        "github_pat_",
+        "glpat-",
+        "sk-",
+        "sk_",
+        "xoxb-",
+    ];
+    text.len() >= 8 && PREFIXES.iter().any(|prefix| text.starts_with(prefix))
 }
 
 /// Replaces every character that a terminal could interpret, one for one, and truncates the text.
@@ -320,6 +413,37 @@ mod tests {
         let text = "credentials = \"sk-live-0123456789\" # x\n";
         let location = SourceText::new("p.toml", text).location(0..11);
         assert_eq!(location.excerpt, "credentials = \"..................\" # x");
+    }
+
+    #[test]
+    fn p11_a_credential_table_shows_no_value_that_may_be_a_secret() {
+        let excerpt = |text: &str, line: usize| {
+            let start = text.lines().take(line - 1).map(|line| line.len() + 1).sum::<usize>();
+            let source = SourceText::new("sandbar.toml", text);
+            (source.location(start..start).excerpt, source.masked_location(start..start).excerpt)
+        };
+        let text = "[[credential]]\nname = \"a1b2c3d4e5f6a7b8c9\"\nfile = \"secrets/anthropic\" # x\nhunter2\n[log]\ndir = \"a1b2c3d4e5f6a7b8c9\"\n";
+        for (line, shown, masked) in [
+            (2, "name = \"..................\"", "name = \"..................\""),
+            (3, "file = \"secrets/anthropic\" # x", "file = \".................\" . ."),
+            (4, "hunter2", "......."),
+            (6, "dir = \"a1b2c3d4e5f6a7b8c9\"", "dir = \"..................\""),
+        ] {
+            assert_eq!(excerpt(text, line), (shown.to_owned(), masked.to_owned()), "{line}");
+        }
+        for (text, line, credential) in [
+            ("[[credential]]\n", 1, true),
+            ("[[ credential ]]\na = 1", 2, true),
+            ("[credential.oauth2]\na = 1", 2, true),
+            ("credential = [\n  { name = 1 },\n]", 2, true),
+            ("[[credential]]\ncommand = [\n  \"x\",\n]", 3, true),
+            ("[[credentials]]\na = 1", 2, false),
+            ("[[allow]]\ncredential = \"a\"\nx = 1", 3, false),
+            ("a = 1", 1, false),
+            ("[[credential]]\n[log]\na = 1", 3, false),
+        ] {
+            assert_eq!(SourceText::new("f", text).is_in_credential(line), credential, "{text:?}");
+        }
     }
 
     #[test]

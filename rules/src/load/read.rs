@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer, Error};
 
-use super::problem::{MAX_PROBLEMS, ProblemKind, Problems, SourceText, nearest};
+use super::problem::{MAX_PROBLEMS, ProblemKind, Problems, SourceText, may_be_secret, nearest};
 
 /// Reads a document and adds each problem to `problems`.
 ///
@@ -45,12 +45,32 @@ pub(crate) fn read_document<T: DeserializeOwned>(
 }
 
 fn report(source: &SourceText<'_>, problems: &mut Problems, error: &Error) {
-    let location = source.location(error.span().unwrap_or(0..0));
-    let (fault, help) = explain_error(error.message());
+    let span = error.span().unwrap_or(0..0);
+    let location = source.location(span.clone());
+    let (location, (fault, help)) = match source.is_in_credential(location.line) {
+        true => (source.masked_location(span), explain_error(&without_secrets(error.message()))),
+        false => (location, explain_error(error.message())),
+    };
     match help {
         None => problems.error(location, fault),
         Some(help) => problems.error_with_help(location, fault, help),
     }
+}
+
+/// Removes what may be a secret from a message about a `[[credential]]`: serde quotes the value it did not expect.
+fn without_secrets(message: &str) -> String {
+    let quoted = message
+        .split_once("string \"")
+        .and_then(|(head, rest)| Some((head, rest.rsplit_once("\", expected ")?.1)));
+    if let Some((head, expected)) = quoted {
+        return format!("{head}a string, expected {expected}");
+    }
+    let words = message.split('`').enumerate();
+    let shown = words.map(|(at, word)| match at % 2 == 1 && may_be_secret(word) {
+        true => "...",
+        false => word,
+    });
+    shown.collect::<Vec<_>>().join("`")
 }
 
 /// Values that policies used before, with the value that replaced each.

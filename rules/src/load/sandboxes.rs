@@ -9,9 +9,9 @@ use toml::Spanned;
 
 use super::document::{ConfigurationDocument, ListenerDocument, ModeDocument, SandboxDocument};
 use super::problem::{ProblemKind, Problems, SourceText, nearest, printable};
-use super::{SourceFile, configuration, decode_file, lint, log, memory, read};
+use super::{SourceFile, configuration, credential, decode_file, lint, log, memory, read};
 use crate::configuration::BindTarget;
-use crate::ids::{AgentCard, CredentialName, Environment, IdError, PolicyName, SandboxId, Tenant};
+use crate::ids::{AgentCard, Environment, IdError, PolicyName, SandboxId, Tenant};
 use crate::policy::Policy;
 use crate::ruleset::{BaseLayer, SandboxLayers, Tier};
 use crate::sandbox::{Channel, Sandbox, Sandboxes};
@@ -43,7 +43,9 @@ pub(crate) fn read_sandboxes(
 ) -> Option<DeclaredSandboxes> {
     let source = decode_file(file, problems)?;
     let document: ConfigurationDocument = read::read_document(&source, problems)?;
-    let credentials = read_credentials(&source, &document, problems);
+    let credentials = credential::read_credentials(&source, &document, problems);
+    let known: Vec<&str> =
+        document.credential.iter().map(|entry| entry.get_ref().name.get_ref().as_str()).collect();
     let mut reader = SandboxReader { source: &source, policies, problems, lines: HashMap::new() };
     let forbidden = document.grants.iter().flat_map(|grants| &grants.forbid_bases);
     for base in forbidden.filter(|base| Tier::by_name(base.get_ref()).is_none()) {
@@ -60,7 +62,7 @@ pub(crate) fn read_sandboxes(
         if let Some(stack) = reader.read_layers(entry.get_ref()) {
             // Thousands of sandboxes share a few combinations of layers; each combination is linted once.
             if linted.insert((layers_key(entry.get_ref()), sandbox.environment.clone())) {
-                lint::lint_sandbox(&sandbox, &stack, &credentials, reader.problems);
+                lint::lint_sandbox(&sandbox, &stack, (&known, &credentials), reader.problems);
             }
             layers.insert(sandbox.id.clone(), stack);
         }
@@ -73,7 +75,7 @@ pub(crate) fn read_sandboxes(
     configuration::read_limits(&source, &document, problems);
     configuration::read_quota(&source, &document, problems);
     log::read_log(&source, &document, problems);
-    let services = memory::read_services(&source, &document, problems);
+    let services = memory::read_services(&source, &document, &credentials, problems);
     let identity = memory::read_identity(&source, &document, problems);
     lint::check_memory_services(&layers, &services, identity.as_ref(), problems);
     check_tests(policies, &sandboxes, problems);
@@ -94,34 +96,6 @@ fn check_tests(policies: &PolicyMap, sandboxes: &Sandboxes, problems: &mut Probl
             problems.error(trial.at.clone(), ProblemKind::Unknown { what: "sandbox", name: id.to_string() });
         }
     }
-}
-
-fn read_credentials(
-    source: &SourceText<'_>,
-    document: &ConfigurationDocument,
-    problems: &mut Problems,
-) -> Vec<CredentialName> {
-    let mut names: Vec<CredentialName> = Vec::new();
-    let mut lines: HashMap<CredentialName, u32> = HashMap::new();
-    for entry in &document.credential {
-        let name = &entry.get_ref().name;
-        match CredentialName::parse(name.get_ref()) {
-            Ok(parsed) => {
-                let line = source.line(name.span().start);
-                if let Some(line) = lines.insert(parsed.clone(), line) {
-                    let fault = ProblemKind::Twice { what: "credential", name: parsed.to_string(), line };
-                    problems.error(source.location(name.span()), fault);
-                }
-                names.push(parsed);
-            }
-            Err(error) => {
-                let fault =
-                    ProblemKind::Word { what: "credential", entry: printable(name.get_ref()), source: error };
-                problems.error(source.location(name.span()), fault);
-            }
-        }
-    }
-    names
 }
 
 /// A listener on all addresses.
@@ -247,11 +221,10 @@ impl SandboxReader<'_> {
     /// Reports empty paths, which are ambiguous: some code reads them as the current directory.
     fn check_paths(&mut self, document: &ConfigurationDocument) {
         let log = document.log.iter().map(|log| &log.dir);
-        let secrets = document.credential.iter().map(|entry| &entry.get_ref().file);
         let admin = document.admin.iter().map(|admin| &admin.socket);
         let ca = document.ca.iter().map(|ca| &ca.dir);
         let roots = document.upstream.iter().flat_map(|upstream| &upstream.roots);
-        let paths = log.chain(secrets).chain(admin).chain(ca).chain(roots).chain(&document.policies);
+        let paths = log.chain(admin).chain(ca).chain(roots).chain(&document.policies);
         let identity = document.identity.iter();
         let keys = identity.clone().flat_map(|identity| &identity.issuer);
         let paths = paths

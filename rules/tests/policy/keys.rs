@@ -22,7 +22,9 @@ fn collect_keys(schema: &Value, at: &Value, prefix: &str, keys: &mut BTreeSet<St
         let target =
             [&value["$ref"], &value["items"]["$ref"]].into_iter().chain(options.map(|one| &one["$ref"]));
         let name = target.filter_map(Value::as_str).find_map(|name| name.strip_prefix("#/$defs/"))?;
-        Some(schema["$defs"][name].clone()).filter(|found| found["properties"].is_object())
+        let found = &schema["$defs"][name];
+        let tables = found["anyOf"].as_array().into_iter().flatten().chain([found]);
+        tables.filter(|table| table["properties"].is_object()).next().cloned()
     };
     for (key, value) in at["properties"].as_object().unwrap() {
         let path = format!("{prefix}{key}");
@@ -231,6 +233,7 @@ addresses = ["10.0.0.3"]
 [[credential]]
 name = "k"
 file = "k.key"
+hosts = ["n.example"]
 [identity]
 revocations = "revoked.json"
 [[identity.issuer]]
@@ -308,7 +311,8 @@ fn every_key_reaches_its_setting() {
         (60, &["system".to_owned()][..])
     );
     assert_eq!(settings.grants.forbid_hosts[0].to_string(), "*.corp.example");
-    assert_eq!((settings.credentials[0].name.as_str(), &*settings.credentials[0].file), ("k", "k.key"));
+    let credential = &settings.credentials[0];
+    assert_eq!((credential.name.as_str(), credential.source.files()), ("k", vec!["k.key"]));
     let log = settings.log.unwrap();
     assert_eq!((&*log.dir, log.segment_age), ("l", Duration::from_secs(86_400)));
     let identity = settings.identity.unwrap();

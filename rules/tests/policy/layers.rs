@@ -50,6 +50,7 @@ policies = "policies"
 [[credential]]
 name = "openai"
 file = "secrets/openai"
+hosts = ["api.openai.com"]
 [[sandbox]]
 id = "a"
 policies = ["build", "extra"]
@@ -201,7 +202,7 @@ fn the_configuration_is_checked_like_a_policy() {
         (one("[log]\ndir = \"l\"\nopen_decisions = 8"), "1 sandboxes x 8 = 8, but the total is 4 for shares"),
         (one("[log]\ndir = \"l\"\ndurability = \"tape\""), "`tape` is not one of"),
         (one("[log]\ndir = \"l\"\ncompress = \"zstd\""), "invalid type"),
-        (one("[[credential]]\nname = \"x y\"\nfile = \"f\""), "invalid credential `x y`"),
+        (one("[[credential]]\nname = \"x y\"\nfile = \"f\""), "invalid credential name"),
     ] {
         let found = error_texts(compile_configured(&configuration, &[EXTRA])).join("\n");
         assert!(found.contains(part), "{configuration}\n---\n{found}");
@@ -318,7 +319,7 @@ fn grants_add_to_the_sandboxes_own_layer_only() {
 
 /// Compiles a base policy and a sandbox policy for sandbox `a`.
 fn compile_layers(base: &str, own: &str) -> rules::RuleSet {
-    let configuration = "[[credential]]\nname = \"k\"\nfile = \"f\"\n[[sandbox]]\nid = \"a\"\nbase = \"b\"\npolicies = [\"o\"]";
+    let configuration = "[[credential]]\nname = \"k\"\nfile = \"f\"\nhosts = [\"x.example\"]\n[[sandbox]]\nid = \"a\"\nbase = \"b\"\npolicies = [\"o\"]";
     unwrap_rules(compile_configured(
         configuration,
         &[&format!("name = \"b\"\n{base}"), &format!("name = \"o\"\n{own}")],
@@ -509,8 +510,7 @@ fn a_tunnel_is_intercepted_where_the_base_must_see_requests() {
 fn p11_a_permit_knows_whether_its_host_has_a_credential() {
     let policy = "name = \"own\"\n[[allow]]\nname = \"model\"\nhosts = [\"a.example\"]\npaths = [\"/v1/**\"]\n\
                   credential = \"key\"\n[[allow]]\nname = \"rest\"\nhosts = [\"a.example\", \"b.example\"]\n";
-    let configuration =
-        "[[credential]]\nname = \"key\"\nfile = \"key\"\n[[sandbox]]\nid = \"s\"\npolicies = [\"own\"]\n";
+    let configuration = "[[credential]]\nname = \"key\"\nfile = \"key\"\nhosts = [\"a.example\"]\n[[sandbox]]\nid = \"s\"\npolicies = [\"own\"]\n";
     let rules = unwrap_rules(compile_configured(configuration, &[policy]));
     for (text, credential, bound) in [
         ("https://a.example/v1/x", true, true),

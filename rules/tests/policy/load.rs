@@ -478,7 +478,7 @@ fn ties_are_found_across_policies_of_one_sandbox() {
             "name = \"{name}\"\n[[allow]]\nname = \"of {name}\"\nhosts = [\"x.example\"]\ncredential = \"{credential}\""
         )
     };
-    let operator = "[[credential]]\nname = \"one\"\nfile = \"f\"\n[[credential]]\nname = \"two\"\nfile = \"f\"\n[[sandbox]]\nid = \"a\"\npolicies = [\"p\", \"q\"]";
+    let operator = "[[credential]]\nname = \"one\"\nfile = \"f\"\nhosts = [\"x.example\"]\n[[credential]]\nname = \"two\"\nfile = \"f\"\nhosts = [\"x.example\"]\n[[sandbox]]\nid = \"a\"\npolicies = [\"p\", \"q\"]";
     let found = error_texts(super::compile_configured(operator, &[&policy("p", "one"), &policy("q", "two")]))
         .join("");
     assert!(found.contains("rules `of p` and `of q` tie for `x.example`"), "{found}");

@@ -40,7 +40,7 @@ fn explain(rules: &RuleSet, text: &str) -> Explanation {
     rules.explain(sandbox, &parse_probe(text))
 }
 
-const CONFIGURATION: &str = "[[sandbox]]\nid = \"p\"\ntenant = \"t\"\nenvironment = \"s\"\nbase = \"system\"\npolicies = [\"p\"]\n[[credential]]\nname = \"k\"\nfile = \"k\"\n";
+const CONFIGURATION: &str = "[[sandbox]]\nid = \"p\"\ntenant = \"t\"\nenvironment = \"s\"\nbase = \"system\"\npolicies = [\"p\"]\n[[credential]]\nname = \"k\"\nfile = \"k\"\nhosts = [\"key.example\"]\n";
 
 fn compile_with(configuration: &str, text: &str) -> RuleSet {
     unwrap_rules(compile_configured(configuration, &[text]))

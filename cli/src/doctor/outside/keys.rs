@@ -181,7 +181,8 @@ fn probe_private_files(site: &DeploymentState) -> ProbeVerdict {
         Ok(files) => files,
         Err(unknown) => return unknown,
     };
-    let credentials = files.configuration.credentials.iter().map(|one| files.resolve(&one.file));
+    let credentials = files.configuration.credentials.iter().flat_map(|one| one.source.files());
+    let credentials = credentials.map(|file| files.resolve(file));
     let services = files.configuration.memory_services.iter().filter_map(|one| match &one.proof {
         ServiceAuthSettings::Token { key, .. } => Some(files.resolve(key)),
         ServiceAuthSettings::ApiKey { .. } | ServiceAuthSettings::Principal(_) => None,

@@ -138,7 +138,8 @@ fn probe_mounts(site: &DeploymentState) -> ProbeVerdict {
 fn watched_files(files: &ConfigFiles) -> Vec<PathBuf> {
     let policies = files.sources.policies.iter().map(|file| PathBuf::from(&file.path));
     let lists = files.sources.lists.keys().map(PathBuf::from);
-    let credentials = files.configuration.credentials.iter().map(|one| files.resolve(&one.file));
+    let credentials = files.configuration.credentials.iter().flat_map(|one| one.source.files());
+    let credentials = credentials.map(|file| files.resolve(file));
     [files.config.clone()].into_iter().chain(policies).chain(lists).chain(credentials).collect()
 }
 
