@@ -32,6 +32,7 @@ mod pipelining;
 mod reflect;
 mod refusals;
 mod sandboxes;
+mod searches;
 mod secret_files;
 mod secret_sources;
 mod signal_commands;
