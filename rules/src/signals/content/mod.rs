@@ -3,18 +3,23 @@
 //! The raw bytes are a view; each encoded run, escaped stretch or compressed stream in it is a view of its own, up to
 //! two deep. Findings do not depend on how the bytes are split into pieces.
 
+mod escaped;
 mod gzip_parts;
 mod nested;
+mod origin;
+mod stream;
 mod view;
 
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub use self::gzip_parts::{MAX_GZIP_PARTS, MAX_OPEN_GZIP_PARTS};
+pub use self::gzip_parts::MAX_GZIP_PARTS;
 use self::view::View;
-use super::decode::{DecodeTrouble, MAX_DECOMPRESSED, Trouble};
+use super::decode::compressed::StreamMemory;
+use super::decode::{DecodeTrouble, MAX_DECOMPRESSED, STREAM_BYTES, Trouble};
 use super::{Encoding, Signal, SignalCode, SignalPlace, ViewMatcher};
 
 /// Most bytes that [`ContentScanner::undecided`] asks to hold back.
@@ -26,6 +31,11 @@ pub const MIN_BEGUN: usize = 12;
 pub const MAX_SIGNALS: usize = 32;
 /// Most decoded views open at a time.
 pub const MAX_OPEN_VIEWS: usize = 48;
+/// Memory of a view at most, with what its matchers keep.
+pub const VIEW_BYTES: usize = 48 * 1024;
+/// Most compressed streams open at a time. Honest content has one for each depth; more begin where bytes only look like
+/// a stream, or are made to.
+pub const MAX_OPEN_STREAMS: usize = 8;
 /// Most work of decoding for each byte of content, in bytes that views take. Ordinary content needs up to three.
 pub const MAX_WORK: u64 = 8;
 /// Work that is free, so that small content may be anything.
@@ -34,10 +44,14 @@ pub const FREE_WORK: u64 = 64 * 1024;
 const VIEW_WORK: u64 = 256;
 /// Most bytes of fields to look at together.
 const MAX_JOINED: usize = 4 * 1024;
+/// Why content is not searched that the owner of the search has no memory for.
+const NO_MEMORY: &str = "there is no memory to decode it";
 /// Comes between them: in no alphabet, and in no value of a field.
 const FIELD_END: u8 = 0;
 /// Shortest encoded run in a body to decode.
 pub const MIN_BODY_RUN: usize = 24;
+/// How many bytes are decoded at a time.
+const PIECE: usize = 4096;
 /// Shortest encoded run elsewhere to decode.
 pub const MIN_FIELD_RUN: usize = 16;
 
@@ -46,7 +60,17 @@ pub type BoxedMatcher = Box<dyn ViewMatcher + Send + Sync>;
 /// Makes the matchers of a view.
 pub trait MatcherFactory: Send + Sync {
     fn matchers(&self) -> Vec<BoxedMatcher>;
+
+    /// Reserves memory that the search of one request needs beside its raw view: [`VIEW_BYTES`] for each decoded view,
+    /// [`STREAM_BYTES`] for each compressed stream. Given back when the result is dropped. Where there is none, what
+    /// needs it is not searched, which is a signal.
+    fn reserve(&self, _bytes: usize) -> Option<SearchMemory> {
+        Some(Box::new(()))
+    }
 }
+
+/// What was reserved for a search.
+pub type SearchMemory = Box<dyn Send + Sync>;
 
 /// Which incomplete matches count as undecided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,9 +108,11 @@ struct Shared {
     /// Bytes that views took, and [`VIEW_WORK`] for each view.
     work: u64,
     open: usize,
-    /// Gzip headers followed, and how many of them have a view.
+    /// Gzip headers followed.
     gzip_parts: usize,
-    open_gzip_parts: usize,
+    open_streams: Arc<AtomicUsize>,
+    /// What is reserved for views, those in `pool` included.
+    view_memory: Vec<SearchMemory>,
     trouble: DecodeTrouble,
     /// Why a part of the content is not searched, once that is known.
     unsearched: Option<&'static str>,
@@ -101,6 +127,18 @@ struct Shared {
     seen: Vec<(SignalCode, String, Vec<Encoding>)>,
     /// What is new since the last call.
     found: Vec<Signal>,
+}
+
+/// Counts a compressed stream while it is open.
+struct OpenStream {
+    count: Arc<AtomicUsize>,
+    _memory: SearchMemory,
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl<F: Fn() -> Vec<BoxedMatcher> + Send + Sync> MatcherFactory for F {
@@ -141,7 +179,8 @@ impl ContentScanner {
             work: 0,
             open: 0,
             gzip_parts: 0,
-            open_gzip_parts: 0,
+            open_streams: Arc::default(),
+            view_memory: Vec::new(),
             trouble: DecodeTrouble::default(),
             unsearched: None,
             is_unsearched_reported: false,
@@ -172,6 +211,10 @@ impl ContentScanner {
     pub fn feed(&mut self, bytes: &[u8], signals: &mut Vec<Signal>) {
         self.shared.content += bytes.len() as u64;
         self.raw.feed(bytes, &mut self.shared);
+        if self.raw.undecided(UndecidedTail::Possible) > MAX_UNDECIDED as u64 {
+            self.shared
+                .give_up(Trouble::Budget, "an encoding spreads what may be a match over too much of it");
+        }
         self.hand_over(signals);
     }
 
@@ -245,10 +288,11 @@ impl ContentScanner {
     }
 
     /// Returns how many of the last raw bytes to hold back, so that nothing of a match that is not complete has left,
-    /// raw or encoded. At most [`MAX_UNDECIDED`]: a match in an encoded run that began longer ago is still found and can
-    /// still be denied, but its beginning has left by then.
+    /// raw or encoded: those from the earliest place on where one may have begun. At most [`MAX_UNDECIDED`]; content in
+    /// which one began longer ago is reported as not searched.
     pub fn undecided(&self, tail: UndecidedTail) -> usize {
-        self.raw.undecided(tail).min(MAX_UNDECIDED)
+        let undecided = self.raw.undecided(tail).min(MAX_UNDECIDED as u64);
+        usize::try_from(undecided).unwrap_or(MAX_UNDECIDED)
     }
 
     /// Returns what did not decode so far in this request.
@@ -291,12 +335,34 @@ impl Shared {
         let depth = around.len() + 1;
         let mut view = match self.pool.get_mut(depth).and_then(Vec::pop) {
             Some(view) => view,
-            None => self.build(depth),
+            None => {
+                let Some(memory) = self.factory.reserve(VIEW_BYTES) else {
+                    self.open -= 1;
+                    self.give_up(Trouble::Budget, NO_MEMORY);
+                    return None;
+                };
+                self.view_memory.push(memory);
+                self.build(depth)
+            }
         };
         let mut encodings = [encoding; 2];
         encodings[..around.len().min(1)].copy_from_slice(&around[..around.len().min(1)]);
         view.begin(&encodings[..depth.min(2)], MIN_BODY_RUN);
         Some(view)
+    }
+
+    /// Reserves what a compressed stream needs, if the bounds allow another.
+    fn open_stream(&mut self) -> Option<StreamMemory> {
+        if self.open_streams.load(Ordering::Relaxed) >= MAX_OPEN_STREAMS {
+            self.give_up(Trouble::Budget, "too much of it is compressed at the same place");
+            return None;
+        }
+        let Some(memory) = self.factory.reserve(STREAM_BYTES) else {
+            self.give_up(Trouble::Budget, NO_MEMORY);
+            return None;
+        };
+        self.open_streams.fetch_add(1, Ordering::Relaxed);
+        Some(Box::new(OpenStream { count: self.open_streams.clone(), _memory: memory }))
     }
 
     /// Ends a view and keeps it for the next.

@@ -1,33 +1,22 @@
-//! What is encoded in a view: runs of an alphabet, stretches with escapes, compressed streams.
+//! What is encoded in a view: runs of an alphabet here, stretches with escapes and compressed streams beside it.
 
+use super::escaped::{ESCAPE_REACH, Escapes};
 use super::gzip_parts::GzipParts;
+use super::origin::OriginMap;
+use super::stream::Compressed;
 use super::view::View;
-use super::{Shared, UndecidedTail};
+use super::{PIECE, Shared, UndecidedTail};
 use crate::signals::Encoding;
-use crate::signals::decode::Trouble;
 use crate::signals::decode::alphabet::{
     HEAD, MAX_PHASES, PhaseDecoder, base64_flavour, is_compressed, phases,
 };
-use crate::signals::decode::compressed::{Inflater, Magic, magic};
-use crate::signals::decode::escapes::{Escape, EscapeSyntax, MAX_ESCAPE, SYNTAXES};
+use crate::signals::decode::escapes::SYNTAXES;
 use crate::signals::decode::runs::{BASE32_LOWER, BASE32_UPPER, BASE64, HEX, RunEvent, RunTracker, has_run};
 
-/// How far around an escape its view reaches. A secret of which one character is escaped lies within.
-const ESCAPE_REACH: usize = 256;
-/// What replacing an escape counts as, in bytes that a view takes.
-const ESCAPE_WORK: usize = 8;
-/// How many characters are decoded at a time.
-const PIECE: usize = 4096;
-/// Line breaks and incomplete groups beside a match in a run.
-const RUN_SLACK: usize = 24;
+/// How many characters are decoded before their place is noted again.
+const STRIDE: usize = 256;
 /// Comes between decoded runs: in no alphabet.
 const RUN_END: u8 = 0;
-/// Headers of a compressed block beside a match in it.
-pub(super) const BLOCK_SLACK: usize = 512;
-
-/// Why a stream is given up that yields far more than it has.
-pub(super) const BOMB: &str = "it expands like a bomb";
-
 /// Everything encoded in one view.
 pub(super) struct Nested {
     /// How many bytes of the view were fed.
@@ -80,9 +69,9 @@ impl Nested {
 
     pub(super) fn feed(&mut self, bytes: &[u8], around: &[Encoding], shared: &mut Shared) {
         self.compressed.feed(bytes, around, shared);
-        self.gzip_parts.feed(bytes, &self.history, around, shared);
+        self.gzip_parts.feed(bytes, (self.offset, &self.history), around, shared);
         for escapes in &mut self.escapes {
-            escapes.feed(bytes, self.offset, &self.history, around, shared);
+            escapes.feed(bytes, (self.offset, &self.history), around, shared);
         }
         self.feed_runs(bytes, around, shared);
         self.flush_runs(around, shared);
@@ -109,32 +98,29 @@ impl Nested {
     }
 
     fn feed_runs(&mut self, bytes: &[u8], around: &[Encoding], shared: &mut Shared) {
-        let Nested { base64_runs, base64, others, .. } = self;
+        let Nested { offset, base64_runs, base64, others, .. } = self;
         let min = base64_runs.min();
-        base64_runs.feed(bytes, |run| is_plain(run, min), &mut |event| {
+        base64_runs.feed(bytes, *offset, |run| is_plain(run, min), &mut |event| {
             pass_event(event, base64, others, around, shared)
         });
     }
 
-    pub(super) fn undecided(&self, tail: UndecidedTail) -> usize {
-        let escapes =
-            self.escapes.iter().map(|escapes| escapes.undecided(self.offset, tail)).max().unwrap_or_default();
+    /// Returns how many of the last bytes belong to something encoded that holds a match that is not complete.
+    pub(super) fn undecided(&self, tail: UndecidedTail) -> u64 {
+        let offset = self.offset;
+        let carried = |tracker: &RunTracker| tail.at_least(tracker.carried()) as u64;
+        let escapes = self.escapes.iter().map(|escapes| escapes.undecided(offset, tail));
         let others = self
             .others
             .iter()
-            .map(|(tracker, decoder)| tail.at_least(tracker.carried()).max(decoder.undecided(tail)))
-            .max()
-            .unwrap_or_default();
+            .map(|(tracker, decoder)| carried(tracker).max(decoder.undecided(offset, tail)));
         let parts = [
-            tail.at_least(self.base64_runs.carried()),
-            self.base64.undecided(tail),
-            others,
-            escapes,
-            self.compressed.undecided(tail),
-            self.gzip_parts.undecided(tail),
+            carried(&self.base64_runs),
+            self.base64.undecided(offset, tail),
+            self.compressed.undecided(offset, tail),
+            self.gzip_parts.undecided(offset, tail),
         ];
-        let most = parts.into_iter().max().unwrap_or_default();
-        most.min(usize::try_from(self.offset).unwrap_or(usize::MAX))
+        parts.into_iter().chain(escapes).chain(others).max().unwrap_or_default().min(offset)
     }
 }
 
@@ -158,8 +144,8 @@ fn pass_event(
         let mut sink = |event: RunEvent| decoder.take(event, around, shared);
         match event {
             RunEvent::Begin => {}
-            RunEvent::Bytes(bytes) => tracker.feed(bytes, |_| false, &mut sink),
-            RunEvent::Break => tracker.feed(b"\n", |_| false, &mut sink),
+            RunEvent::Bytes(bytes, place) => tracker.feed(bytes, place, |_| false, &mut sink),
+            RunEvent::Break => tracker.feed(b"\n", 0, |_| false, &mut sink),
             RunEvent::End => tracker.finish(&mut sink),
         }
     }
@@ -174,6 +160,8 @@ struct RunDecoder {
     head: Vec<u8>,
     /// Characters and line breaks of the run so far.
     length: usize,
+    /// Where the run begins.
+    begin: u64,
     phases: [Option<OpenPhase>; MAX_PHASES],
     /// Short runs that ended, decoded, by the alphabet: a view for each alone would cost far more than its content.
     batches: Vec<(Encoding, Vec<u8>)>,
@@ -183,14 +171,27 @@ struct RunDecoder {
 struct OpenPhase {
     decoder: PhaseDecoder,
     view: View,
+    /// Where what is decoded comes from.
+    origin: OriginMap,
+    /// Where the last two characters are: what is decoded next may begin in them.
+    last: [u64; 2],
     /// What is decoded and not yet fed to the view: lines may be short.
     buffer: Vec<u8>,
 }
 
 impl OpenPhase {
-    fn decode(&mut self, text: &[u8], shared: &mut Shared) {
-        for piece in text.chunks(PIECE) {
+    /// Decodes characters of which the first is at `place`.
+    fn decode(&mut self, text: &[u8], mut place: u64, shared: &mut Shared) {
+        for piece in text.chunks(STRIDE) {
+            let [earliest, _] = self.last;
+            self.origin.mark(if self.decoder.pending() == 0 { place } else { earliest });
+            let known = self.buffer.len();
             self.decoder.decode(piece, &mut self.buffer);
+            self.origin.add(self.buffer.len() - known);
+            let end = place + piece.len() as u64;
+            let [_, before] = self.last;
+            self.last = [if piece.len() > 1 { end - 2 } else { before }, end - 1];
+            place = end;
             if self.buffer.len() >= PIECE {
                 self.flush(shared);
             }
@@ -213,6 +214,7 @@ impl RunDecoder {
             is_open: false,
             head: Vec::new(),
             length: 0,
+            begin: 0,
             phases: [const { None }; MAX_PHASES],
             batches: Vec::new(),
         }
@@ -226,7 +228,10 @@ impl RunDecoder {
                 self.head.clear();
                 self.length = 0;
             }
-            RunEvent::Bytes(bytes) => {
+            RunEvent::Bytes(bytes, place) => {
+                if self.length == 0 {
+                    self.begin = place;
+                }
                 self.length += bytes.len();
                 let missing = if self.is_open { 0 } else { HEAD - self.head.len() };
                 let (head, rest) = bytes.split_at(bytes.len().min(missing));
@@ -234,7 +239,8 @@ impl RunDecoder {
                 if !self.is_open && self.head.len() == HEAD {
                     self.open(around, shared);
                 }
-                self.phases.iter_mut().flatten().for_each(|phase| phase.decode(rest, shared));
+                let place = place + head.len() as u64;
+                self.phases.iter_mut().flatten().for_each(|phase| phase.decode(rest, place, shared));
             }
             RunEvent::Break => self.length += 1,
             RunEvent::End => {
@@ -259,8 +265,12 @@ impl RunDecoder {
             let view = if is_wanted { shared.open_view(around, encoding) } else { None };
             if let Some(view) = view {
                 let decoder = PhaseDecoder::new(encoding, phase);
-                let mut open = OpenPhase { decoder, view, buffer: shared.buffer() };
-                open.decode(&self.head, shared);
+                let mut origin = OriginMap::default();
+                origin.begin(self.begin);
+                let (last, buffer) = ([self.begin; 2], shared.buffer());
+                let mut open = OpenPhase { decoder, view, origin, last, buffer };
+                // Lines may break within the head: all of it counts as one place.
+                open.decode(&self.head, self.begin, shared);
                 self.phases[phase] = Some(open);
             }
         }
@@ -313,300 +323,22 @@ impl RunDecoder {
         if self.encoding == Encoding::Base64 { base64_flavour(&self.head) } else { self.encoding }
     }
 
-    fn undecided(&self, tail: UndecidedTail) -> usize {
+    /// Returns how many of the `offset` bytes of the view to hold back.
+    fn undecided(&self, offset: u64, tail: UndecidedTail) -> u64 {
+        let since = |place: u64| offset - place.min(offset);
         if !self.is_inside || tail.at_least(self.length) == 0 {
             return 0;
         }
         if !self.is_open {
-            return self.length + RUN_SLACK;
+            return since(self.begin);
         }
         let held = self.phases.iter().flatten().map(|phase| {
-            let pending = if tail == UndecidedTail::Possible { phase.decoder.pending() } else { 0 };
-            match phase.view.undecided(tail) + pending {
-                0 => 0,
-                // Two characters for each byte at most, and some of them break lines.
-                undecided => undecided * 2 + undecided / 8 + RUN_SLACK,
+            let pending = tail == UndecidedTail::Possible && phase.decoder.pending() > 0;
+            match phase.view.undecided(tail) {
+                0 if !pending => 0,
+                undecided => since(phase.origin.origin(undecided)),
             }
         });
-        held.max().unwrap_or_default().min(self.length + RUN_SLACK)
-    }
-}
-
-/// Replaces the escapes of one syntax, in stretches around them.
-struct Escapes {
-    syntax: EscapeSyntax,
-    view: Option<View>,
-    /// Where the open view began and where it ends, unless there is another escape before.
-    begin: u64,
-    end: u64,
-    /// An escape without its end.
-    partial: Vec<u8>,
-    /// What is decoded and not yet fed to the view, and how many escapes are in it.
-    buffer: Vec<u8>,
-    replaced: usize,
-}
-
-impl Escapes {
-    fn new(syntax: EscapeSyntax) -> Escapes {
-        Escapes { syntax, view: None, begin: 0, end: 0, partial: Vec::new(), buffer: Vec::new(), replaced: 0 }
-    }
-
-    fn feed(&mut self, bytes: &[u8], offset: u64, history: &[u8], around: &[Encoding], shared: &mut Shared) {
-        let mut at = 0;
-        if !self.partial.is_empty() {
-            let known = self.partial.len();
-            self.partial.extend_from_slice(bytes.get(..bytes.len().min(MAX_ESCAPE)).unwrap_or_default());
-            let escape = self.syntax.parse(&self.partial);
-            if escape == Escape::Incomplete {
-                return;
-            }
-            let partial = std::mem::take(&mut self.partial);
-            let begin = offset - known as u64;
-            let before = history.get(..history.len().saturating_sub(known)).unwrap_or_default();
-            match escape {
-                Escape::Character(length, _) | Escape::Byte(length, _) => {
-                    self.open(begin, [before, &[]], around, shared);
-                    self.replace(escape, begin, shared);
-                    at = length.saturating_sub(known);
-                }
-                Escape::None | Escape::Incomplete => {
-                    self.copy(partial.get(..known).unwrap_or_default(), begin, shared);
-                }
-            }
-            self.partial = partial;
-            self.partial.clear();
-        }
-        while at < bytes.len() {
-            let rest = bytes.get(at..).unwrap_or_default();
-            let next = memchr::memchr(self.syntax.trigger, rest).unwrap_or(rest.len());
-            let (plain, escaped) = rest.split_at(next);
-            self.copy(plain, offset + at as u64, shared);
-            at += next;
-            if escaped.is_empty() {
-                break;
-            }
-            let begin = offset + at as u64;
-            let escape = self.syntax.parse(escaped);
-            match escape {
-                Escape::Character(length, _) | Escape::Byte(length, _) => {
-                    self.open(begin, [history, bytes.get(..at).unwrap_or_default()], around, shared);
-                    self.replace(escape, begin, shared);
-                    at += length;
-                }
-                Escape::None => {
-                    self.copy(escaped.get(..1).unwrap_or_default(), begin, shared);
-                    at += 1;
-                }
-                Escape::Incomplete => {
-                    self.partial.extend_from_slice(escaped);
-                    break;
-                }
-            }
-        }
-        self.flush(shared);
-    }
-
-    fn finish(&mut self, shared: &mut Shared) {
-        if self.view.is_some() {
-            let partial = std::mem::take(&mut self.partial);
-            self.buffer.extend_from_slice(&partial);
-            self.partial = partial;
-            self.close(shared);
-        }
-        self.partial.clear();
-    }
-
-    /// Opens a view, if none is open at `begin`, with the bytes before it.
-    fn open(&mut self, begin: u64, before: [&[u8]; 2], around: &[Encoding], shared: &mut Shared) {
-        if self.view.is_some() {
-            if begin < self.end {
-                return;
-            }
-            self.close(shared);
-        }
-        self.view = shared.open_view(around, self.syntax.encoding);
-        let late = before[1].len().min(ESCAPE_REACH);
-        let early = before[0].len().min(ESCAPE_REACH - late);
-        self.begin = begin - (late + early) as u64;
-        if self.view.is_some() {
-            let [first, second] = before;
-            self.syntax.copy_plain(first.get(first.len() - early..).unwrap_or_default(), &mut self.buffer);
-            self.syntax.copy_plain(second.get(second.len() - late..).unwrap_or_default(), &mut self.buffer);
-        }
-    }
-
-    fn replace(&mut self, escape: Escape, begin: u64, shared: &mut Shared) {
-        if self.view.is_none() {
-            return;
-        }
-        let length = match escape {
-            Escape::Byte(length, byte) => {
-                self.buffer.push(byte);
-                length
-            }
-            Escape::Character(length, character) => {
-                self.buffer.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
-                length
-            }
-            Escape::Incomplete | Escape::None => return,
-        };
-        self.end = begin + (length + ESCAPE_REACH) as u64;
-        self.replaced += 1;
-        if self.buffer.len() >= PIECE {
-            self.flush(shared);
-        }
-    }
-
-    /// Copies bytes without escapes to the open view, up to its end.
-    fn copy(&mut self, bytes: &[u8], begin: u64, shared: &mut Shared) {
-        if self.view.is_none() {
-            return;
-        }
-        let left = usize::try_from(self.end.saturating_sub(begin)).unwrap_or(usize::MAX);
-        self.syntax.copy_plain(bytes.get(..bytes.len().min(left)).unwrap_or_default(), &mut self.buffer);
-        if left < bytes.len() {
-            self.close(shared);
-        } else if self.buffer.len() >= PIECE {
-            self.flush(shared);
-        }
-    }
-
-    fn flush(&mut self, shared: &mut Shared) {
-        if let Some(view) = &mut self.view
-            && !self.buffer.is_empty()
-            && shared.charge(self.buffer.len() + self.replaced * ESCAPE_WORK)
-        {
-            view.feed(&self.buffer, shared);
-        }
-        self.buffer.clear();
-        self.replaced = 0;
-    }
-
-    fn close(&mut self, shared: &mut Shared) {
-        self.flush(shared);
-        if let Some(view) = self.view.take() {
-            shared.close_view(view);
-        }
-    }
-
-    fn undecided(&self, offset: u64, tail: UndecidedTail) -> usize {
-        let since = usize::try_from(offset - self.begin.min(offset)).unwrap_or(usize::MAX);
-        let open = self
-            .view
-            .as_ref()
-            .map_or(0, |view| view.undecided(tail).saturating_mul(self.syntax.widest).min(since));
-        match (tail, open) {
-            (UndecidedTail::Begun, 0) => 0,
-            (UndecidedTail::Begun | UndecidedTail::Possible, _) => open + self.partial.len(),
-        }
-    }
-}
-
-/// Whether a stream is one because the client says so. Else it only looks like one, and may be cut, as parts of an upload
-/// are.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Origin {
-    Declared,
-    Magic,
-}
-
-/// A view that is compressed as a whole.
-enum Compressed {
-    /// The first bytes, too few to tell.
-    Unknown(Vec<u8>),
-    /// Compressed, as the caller said.
-    Declared(Encoding),
-    Stream(Box<Inflater>, View, Origin),
-    /// Not compressed, or at its end.
-    No,
-}
-
-impl Compressed {
-    fn feed(&mut self, bytes: &[u8], around: &[Encoding], shared: &mut Shared) {
-        match self {
-            Compressed::No => {}
-            Compressed::Declared(encoding) => {
-                let encoding = *encoding;
-                self.begin(encoding, Origin::Declared, around, shared);
-                self.inflate(bytes, shared);
-            }
-            Compressed::Unknown(head) => {
-                let early = head.len();
-                head.extend_from_slice(bytes.get(..bytes.len().min(3)).unwrap_or_default());
-                let head = std::mem::take(head);
-                match magic(&head) {
-                    Magic::Unknown => {
-                        *self = Compressed::Unknown(head);
-                        return;
-                    }
-                    Magic::Gzip => self.begin(Encoding::Gzip, Origin::Magic, around, shared),
-                    Magic::Zlib => self.begin(Encoding::Deflate, Origin::Magic, around, shared),
-                    Magic::None => *self = Compressed::No,
-                }
-                self.inflate(head.get(..early).unwrap_or_default(), shared);
-                self.inflate(bytes, shared);
-            }
-            Compressed::Stream(..) => self.inflate(bytes, shared),
-        }
-    }
-
-    fn begin(&mut self, encoding: Encoding, origin: Origin, around: &[Encoding], shared: &mut Shared) {
-        *self = match (encoding, shared.open_view(around, encoding)) {
-            (Encoding::Gzip | Encoding::Deflate, Some(view)) => Compressed::Stream(
-                Box::new(Inflater::new(encoding, origin == Origin::Declared)),
-                view,
-                origin,
-            ),
-            (_, Some(view)) => {
-                shared.close_view(view);
-                Compressed::No
-            }
-            (_, None) => Compressed::No,
-        };
-    }
-
-    fn inflate(&mut self, bytes: &[u8], shared: &mut Shared) {
-        let Compressed::Stream(inflater, view, origin) = self else { return };
-        let result = inflater.feed(bytes, &mut |piece| {
-            let is_allowed = shared.charge_decompressed(piece.len());
-            if is_allowed {
-                view.feed(piece, shared);
-            }
-            is_allowed
-        });
-        match (result, *origin) {
-            // The budget counts itself.
-            (Ok(()) | Err(Trouble::Budget), _) => {}
-            (Err(trouble @ Trouble::Expansion), _) => shared.give_up(trouble, BOMB),
-            (Err(trouble), Origin::Declared) => shared.give_up(trouble, "its compression is corrupt"),
-            (Err(trouble), Origin::Magic) => shared.trouble.count(trouble),
-        }
-        if inflater.is_over()
-            && let Compressed::Stream(_, view, _) = std::mem::replace(self, Compressed::No)
-        {
-            shared.close_view(view);
-        }
-    }
-
-    fn finish(&mut self, shared: &mut Shared) {
-        if let Compressed::Stream(inflater, view, origin) = std::mem::replace(self, Compressed::No) {
-            match (inflater.is_complete(), origin) {
-                (true, _) => {}
-                (false, Origin::Declared) => shared.give_up(Trouble::Truncated, "its compression ends early"),
-                (false, Origin::Magic) => shared.trouble.count(Trouble::Truncated),
-            }
-            shared.close_view(view);
-        }
-    }
-
-    fn undecided(&self, tail: UndecidedTail) -> usize {
-        match self {
-            Compressed::Unknown(head) => tail.at_least(head.len()),
-            Compressed::Declared(_) | Compressed::No => 0,
-            Compressed::Stream(_, view, _) => match view.undecided(tail) {
-                0 => 0,
-                undecided => undecided * 2 + BLOCK_SLACK,
-            },
-        }
+        held.max().unwrap_or_default()
     }
 }

@@ -60,12 +60,12 @@ impl View {
     }
 
     /// Returns how many of the last bytes of this view belong to a match that is not complete.
-    pub(super) fn undecided(&self, tail: UndecidedTail) -> usize {
+    pub(super) fn undecided(&self, tail: UndecidedTail) -> u64 {
         let matchers = self.matchers.iter().map(|matcher| match tail {
             UndecidedTail::Possible => matcher.undecided(),
             UndecidedTail::Begun => tail.at_least(matcher.begun()),
         });
         let nested = self.nested.as_ref().map_or(0, |nested| nested.undecided(tail));
-        matchers.max().unwrap_or_default().max(nested)
+        (matchers.max().unwrap_or_default() as u64).max(nested)
     }
 }

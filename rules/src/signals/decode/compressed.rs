@@ -12,8 +12,14 @@ pub const MAX_EXPANSION: u64 = 200;
 pub const FREE_EXPANSION: u64 = 1 << 20;
 /// Most gzip members in one stream.
 pub const MAX_MEMBERS: u32 = 64;
+/// Memory of an open stream: its state with the window, and [`PIECE`].
+pub const STREAM_BYTES: usize = (size_of::<InflateState>() + PIECE).next_multiple_of(1024);
 /// Output buffer.
 const PIECE: usize = 8 * 1024;
+/// Compressed bytes to read at a time, so that it is known from which of them a piece of output comes.
+const INPUT: usize = 1024;
+/// Most bytes that a stream has read and not decoded: it reads whole words.
+pub(crate) const LOOKAHEAD: u64 = 8;
 
 /// How compressed content begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,16 +55,37 @@ pub(crate) fn is_gzip_start(bytes: &[u8]) -> bool {
     matches!(bytes, [0x1f, 0x8b, 8, 0..=0x1f, ..])
 }
 
+/// Takes what a stream decompresses to.
+pub(crate) trait StreamSink {
+    /// Reserves [`STREAM_BYTES`] for the stream. None if it must not be opened.
+    fn open(&mut self) -> Option<StreamMemory>;
+
+    /// Takes the next decompressed bytes, no part of which comes from compressed bytes before `from`. Returns whether it
+    /// takes more.
+    fn take(&mut self, piece: &[u8], from: u64) -> bool;
+}
+
+/// What was reserved for a stream, given back when it is dropped.
+pub(crate) type StreamMemory = Box<dyn Send + Sync>;
+
 /// Decompresses one stream.
 pub(crate) struct Inflater {
     /// The state of a deflate stream and its output, from the first byte of the stream on.
-    work: Option<(Box<InflateState>, Box<[u8; PIECE]>)>,
+    work: Option<StreamWork>,
     format: Format,
+    /// Bytes read, with headers and trailers.
+    position: u64,
     step: Step,
     members: u32,
     /// Bytes of deflate streams, without headers and trailers.
     consumed: u64,
     produced: u64,
+}
+
+struct StreamWork {
+    state: Box<InflateState>,
+    piece: Box<[u8; PIECE]>,
+    _memory: StreamMemory,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +130,7 @@ impl Inflater {
             (false, false) => Format::Zlib,
         };
         let step = if format == Format::Gzip { Step::Header(0, 0) } else { Step::Begin };
-        Inflater { work: None, format, step, members: 0, consumed: 0, produced: 0 }
+        Inflater { work: None, format, position: 0, step, members: 0, consumed: 0, produced: 0 }
     }
 
     /// Begins a gzip stream that ends with its first member.
@@ -126,12 +153,8 @@ impl Inflater {
         matches!(self.step, Step::Over | Step::Header(0, _))
     }
 
-    /// Decompresses `bytes`, a piece at a time. `sink` returns whether it takes more.
-    pub(crate) fn feed(
-        &mut self,
-        mut bytes: &[u8],
-        sink: &mut impl FnMut(&[u8]) -> bool,
-    ) -> Result<(), Trouble> {
+    /// Decompresses `bytes`, a piece at a time.
+    pub(crate) fn feed(&mut self, mut bytes: &[u8], sink: &mut impl StreamSink) -> Result<(), Trouble> {
         while !bytes.is_empty() && self.step != Step::Over {
             let rest = match self.step {
                 Step::Begin | Step::Deflate => self.inflate(bytes, sink),
@@ -144,7 +167,10 @@ impl Inflater {
                 | Step::Over => self.frame(bytes),
             };
             match rest {
-                Ok(rest) => bytes = rest,
+                Ok(rest) => {
+                    self.position += (bytes.len() - rest.len()) as u64;
+                    bytes = rest;
+                }
                 Err(trouble) => {
                     self.step = Step::Over;
                     return Err(trouble);
@@ -208,13 +234,13 @@ impl Inflater {
         }
     }
 
-    fn inflate<'a>(
-        &mut self,
-        bytes: &'a [u8],
-        sink: &mut impl FnMut(&[u8]) -> bool,
-    ) -> Result<&'a [u8], Trouble> {
-        let (state, piece) =
-            self.work.get_or_insert_with(|| (InflateState::new_boxed(DataFormat::Raw), Box::new([0; PIECE])));
+    fn inflate<'a>(&mut self, bytes: &'a [u8], sink: &mut impl StreamSink) -> Result<&'a [u8], Trouble> {
+        if self.work.is_none() {
+            let memory = sink.open().ok_or(Trouble::Budget)?;
+            let (state, piece) = (InflateState::new_boxed(DataFormat::Raw), Box::new([0; PIECE]));
+            self.work = Some(StreamWork { state, piece, _memory: memory });
+        }
+        let Some(StreamWork { state, piece, .. }) = &mut self.work else { return Err(Trouble::Budget) };
         if self.step == Step::Begin {
             self.members += 1;
             if self.members > MAX_MEMBERS {
@@ -229,17 +255,24 @@ impl Inflater {
             self.step = Step::Deflate;
         }
         let mut rest = bytes;
+        // Output that did not fit comes from the input of an earlier call.
+        let mut from = 0;
         loop {
-            let result = inflate(state, rest, &mut piece[..], MZFlush::None);
+            let input = rest.get(..INPUT).unwrap_or(rest);
+            let result = inflate(state, input, &mut piece[..], MZFlush::None);
             self.consumed += result.bytes_consumed as u64;
             self.produced += result.bytes_written as u64;
             rest = rest.get(result.bytes_consumed..).unwrap_or_default();
             let piece = piece.get(..result.bytes_written).unwrap_or_default();
-            if !piece.is_empty() && !sink(piece) {
+            let place = (self.position + from as u64).saturating_sub(LOOKAHEAD);
+            if !piece.is_empty() && !sink.take(piece, place) {
                 return Err(Trouble::Budget);
             }
             if self.produced > FREE_EXPANSION && self.produced / self.consumed.max(1) > MAX_EXPANSION {
                 return Err(Trouble::Expansion);
+            }
+            if result.bytes_written < PIECE {
+                from = bytes.len() - rest.len();
             }
             match result.status {
                 Ok(MZStatus::StreamEnd) => {
@@ -280,17 +313,71 @@ pub(in crate::signals) mod tests {
     }
 
     fn expand(inflater: &mut Inflater, bytes: &[u8], piece: usize) -> (Vec<u8>, Option<Trouble>) {
-        let mut out = Vec::new();
+        let mut sink = Collected(Vec::new());
         for piece in bytes.chunks(piece) {
-            let mut sink = |bytes: &[u8]| {
-                out.extend_from_slice(bytes);
-                true
-            };
             if let Err(trouble) = inflater.feed(piece, &mut sink) {
-                return (out, Some(trouble));
+                return (sink.0, Some(trouble));
             }
         }
-        (out, None)
+        (sink.0, None)
+    }
+
+    struct Collected(Vec<u8>);
+
+    impl StreamSink for Collected {
+        fn open(&mut self) -> Option<StreamMemory> {
+            Some(Box::new(()))
+        }
+
+        fn take(&mut self, piece: &[u8], _from: u64) -> bool {
+            self.0.extend_from_slice(piece);
+            true
+        }
+    }
+
+    /// Takes the last `from` at which nothing from `watched` on had been decompressed.
+    struct Watcher {
+        taken: usize,
+        watched: usize,
+        from: Option<u64>,
+    }
+
+    impl StreamSink for Watcher {
+        fn open(&mut self) -> Option<StreamMemory> {
+            Some(Box::new(()))
+        }
+
+        fn take(&mut self, piece: &[u8], from: u64) -> bool {
+            self.taken += piece.len();
+            if self.taken > self.watched {
+                self.from.get_or_insert(from);
+            }
+            true
+        }
+    }
+
+    #[test]
+    fn no_output_comes_from_before_its_place() {
+        let noise: Vec<u8> = (0..30_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        // Without compression: a table of codes at the beginning would depend on all that follows.
+        let stored = |content: &[u8]| {
+            [&b"\x1f\x8b\x08\0\0\0\0\0\0\x03"[..], &compress_to_vec(content, 0), &[0; 8]].concat()
+        };
+        for (name, before) in [("nothing", vec![]), ("noise", noise)] {
+            let content = |byte: u8| [&before[..], &[byte], b" and what follows it"].concat();
+            let (one, other) = (stored(&content(b'a')), stored(&content(b'b')));
+            // The first byte of the stream that depends on the watched one.
+            let differs = one.iter().zip(&other).position(|(one, other)| one != other).unwrap() as u64;
+            for piece in [1, 7, 4096, usize::MAX] {
+                let mut watcher = Watcher { taken: 0, watched: before.len(), from: None };
+                let mut inflater = Inflater::new(Encoding::Gzip, false);
+                one.chunks(piece).for_each(|piece| inflater.feed(piece, &mut watcher).unwrap());
+                let from = watcher.from.unwrap();
+                assert!(from <= differs, "{name} by {piece}: {from} of {differs}");
+                let reach = LOOKAHEAD + 2 * INPUT as u64;
+                assert!(differs - from <= reach, "{name} by {piece}: {from} of {differs}");
+            }
+        }
     }
 
     #[test]

@@ -24,14 +24,12 @@ pub(crate) struct EscapeSyntax {
     /// The byte that every escape begins with.
     pub trigger: u8,
     parse: fn(&[u8]) -> Escape,
-    /// How many bytes of escapes one decoded byte may come from.
-    pub widest: usize,
 }
 
 pub(crate) const SYNTAXES: [EscapeSyntax; 3] = [
-    EscapeSyntax { encoding: Encoding::HtmlEscapes, trigger: b'&', parse: html, widest: MAX_ESCAPE },
-    EscapeSyntax { encoding: Encoding::JsonEscapes, trigger: b'\\', parse: json, widest: 6 },
-    EscapeSyntax { encoding: Encoding::Percent, trigger: b'%', parse: percent, widest: 3 },
+    EscapeSyntax { encoding: Encoding::HtmlEscapes, trigger: b'&', parse: html },
+    EscapeSyntax { encoding: Encoding::JsonEscapes, trigger: b'\\', parse: json },
+    EscapeSyntax { encoding: Encoding::Percent, trigger: b'%', parse: percent },
 ];
 
 impl EscapeSyntax {

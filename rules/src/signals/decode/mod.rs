@@ -7,7 +7,7 @@ pub(crate) mod compressed;
 pub(crate) mod escapes;
 pub(crate) mod runs;
 
-pub use self::compressed::{FREE_EXPANSION, MAX_EXPANSION, MAX_MEMBERS};
+pub use self::compressed::{FREE_EXPANSION, MAX_EXPANSION, MAX_MEMBERS, STREAM_BYTES};
 
 /// How many encodings deep content is decoded.
 pub const MAX_DEPTH: usize = 2;

@@ -44,7 +44,8 @@ const MAX_LINE_BREAK: u8 = 16;
 pub(crate) enum RunEvent<'a> {
     /// A run begins. Its first bytes may have come with earlier pieces.
     Begin,
-    Bytes(&'a [u8]),
+    /// The next bytes of it, and where the first of them is.
+    Bytes(&'a [u8], u64),
     /// A line ends within the run.
     Break,
     End,
@@ -59,6 +60,8 @@ pub(crate) struct RunTracker {
     /// The last characters of the alphabet, fewer than `min`.
     carry: [u8; MAX_MIN_RUN],
     carried: usize,
+    /// Where the next byte is.
+    place: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +75,7 @@ enum RunState {
 impl RunTracker {
     pub(crate) fn new(mask: u8, min: usize) -> RunTracker {
         let min = min.clamp(1, MAX_MIN_RUN);
-        RunTracker { mask, min, state: RunState::Outside, carry: [0; MAX_MIN_RUN], carried: 0 }
+        RunTracker { mask, min, state: RunState::Outside, carry: [0; MAX_MIN_RUN], carried: 0, place: 0 }
     }
 
     /// Begins another view, with another least length.
@@ -92,15 +95,18 @@ impl RunTracker {
         self.carried
     }
 
-    /// Takes the next bytes. A run that `is_plain` and lies within them, in one line, may be passed over.
+    /// Takes the next bytes, of which the first is at `place`. A run that `is_plain` and lies within them, in one line,
+    /// may be passed over.
     pub(crate) fn feed(
         &mut self,
         bytes: &[u8],
+        place: u64,
         is_plain: impl Fn(&[u8]) -> bool,
         sink: &mut impl FnMut(RunEvent),
     ) {
         let mut rest = bytes;
         while let Some(first) = rest.first() {
+            self.place = place + (bytes.len() - rest.len()) as u64;
             rest = match self.state {
                 RunState::Outside if self.carried > 0 => self.extend_carry(rest, sink),
                 RunState::Outside => self.search(rest, &is_plain, sink),
@@ -145,11 +151,13 @@ impl RunTracker {
         if let Some(free) = self.carry.get_mut(self.carried..self.carried + more) {
             free.copy_from_slice(taken);
         }
+        // They follow each other: a gap ends them.
+        let begin = self.place.saturating_sub(self.carried as u64);
         self.carried += more;
         if more == missing {
             self.state = RunState::Inside;
             sink(RunEvent::Begin);
-            sink(RunEvent::Bytes(self.carry.get(..self.min).unwrap_or_default()));
+            sink(RunEvent::Bytes(self.carry.get(..self.min).unwrap_or_default(), begin));
             self.carried = 0;
         } else if !rest.is_empty() {
             self.carried = 0;
@@ -208,7 +216,7 @@ impl RunTracker {
         let length = run_length(bytes, self.mask);
         let (run, rest) = bytes.split_at(length);
         if !run.is_empty() {
-            sink(RunEvent::Bytes(run));
+            sink(RunEvent::Bytes(run, self.place));
         }
         match rest.first() {
             None => {}
@@ -324,19 +332,23 @@ mod tests {
         let mut found: Vec<String> = Vec::new();
         let mut open = false;
         let mut tracker = RunTracker::new(BASE64, 4);
+        let (all, mut place) = (pieces.concat(), 0);
         let mut sink = |event: RunEvent| match event {
             RunEvent::Begin => {
                 assert!(!std::mem::replace(&mut open, true));
                 found.push(String::new());
             }
-            RunEvent::Bytes(bytes) => {
+            RunEvent::Bytes(bytes, place) => {
+                let place = usize::try_from(place).unwrap();
+                assert_eq!(all.get(place..place + bytes.len()), Some(bytes), "at its place");
                 found.last_mut().unwrap().push_str(str::from_utf8(bytes).unwrap());
             }
             RunEvent::Break => found.last_mut().unwrap().push('|'),
             RunEvent::End => assert!(std::mem::replace(&mut open, false)),
         };
         for piece in pieces {
-            tracker.feed(piece, |_| false, &mut sink);
+            tracker.feed(piece, place, |_| false, &mut sink);
+            place += piece.len() as u64;
         }
         tracker.finish(&mut sink);
         assert!(!open);
