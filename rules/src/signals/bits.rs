@@ -3,12 +3,13 @@
 //! Each request is priced as a codeword of a prefix code, given what the same sandbox said to the same host before.
 //! The code, in order:
 //!
-//! 1. A mark with four values: the next request; the same after a memory was lost or began; a partial block of an open
-//!    body, which `block` codes; the end. The last three cost 8 bits each, the first log2(256/253).
+//! 1. A mark with five values: the next request; the same after a memory was lost or began; a partial block of an open
+//!    body, or the end of one that is broken off, both of which `block` codes; the end of all. The last four cost 8 bits
+//!    each, the first log2(256/252).
 //! 2. The request as a whole, if it is an exact repeat of a known one: the choice among the known.
 //! 3. Otherwise, after the escape of step 2, its components in order: method, number of segments, segments, names in
-//!    the query, their values, names of the fields, their values, and within a `cookie` field its names and values. Each
-//!    is a choice among the values known for its slot, or the escape and a new text. That is a choice again, with fixed
+//!    the query, their values, names of the fields, their values, within a `cookie` field its names and values, and at
+//!    the end how the request is sent: scheme, version, framing and port. Each is a choice among the values known for its slot, or the escape and a new text. That is a choice again, with fixed
 //!    and public weights (`baseline`): a usual value of its place, a usual beginning and a literal, or a literal. A
 //!    literal is a class of 8 alphabets, the length in the Elias delta code, and the symbols. A list of names is one
 //!    choice if the whole list is known, from earlier requests or from the baseline.
@@ -39,7 +40,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use block::{PartialBlock, partial_block_price};
+pub use block::{PartialBlock, broken_body_price, partial_block_price};
 pub use digest::{Digest, DigestKey};
 pub use request::{COMPONENTS, RequestComponents, RequestParts};
 pub use table::{HOST_BYTES, SLOTS, VALUES};
@@ -61,8 +62,8 @@ pub const END_BITS: u64 = 8;
 /// Components that a price names.
 const DEAREST: usize = 4;
 
-/// log2(256/253): the mark of a request like any other, where the three others have 1/256 each.
-const NEXT: u64 = 17_007;
+/// log2(256/252): the mark of a request like any other, where the four others have 1/256 each.
+const NEXT: u64 = 22_721;
 /// The mark of the first request of a memory.
 const FIRST: u64 = 8 * BIT;
 /// The slot of whole requests. Keys of other slots are products, and a coincidence would be harmless.

@@ -52,6 +52,7 @@ pub(super) fn baseline(place: ComponentPlace<'_>) -> &'static Baseline {
         ComponentPlace::Query => &QUERY_NAME,
         ComponentPlace::QueryValue(b"service") => &GIT_SERVICE,
         ComponentPlace::QueryValue(_) => &QUERY_VALUE,
+        ComponentPlace::Sending => &SENDING,
         ComponentPlace::Path | ComponentPlace::Cookies | ComponentPlace::Cookie(_) => &NONE,
     }
 }
@@ -195,6 +196,35 @@ static METHOD: Baseline = Baseline::new(
         whole(1, "DELETE"),
         whole(1, "OPTIONS"),
         whole(1, "PATCH"),
+    ],
+);
+
+/// Scheme, version, framing and port.
+static SENDING: Baseline = Baseline::new(
+    1,
+    0,
+    &[
+        whole(32, "https 2 none 443"),
+        whole(32, "https 1 none 443"),
+        whole(20, "https 2 length 443"),
+        whole(20, "https 1 length 443"),
+        whole(4, "https 2 open 443"),
+        whole(4, "https 1 open 443"),
+        whole(8, "http 1 none 80"),
+        whole(4, "http 1 length 80"),
+        whole(1, "http 1 open 80"),
+        stem(2, "https 2 none "),
+        stem(2, "https 1 none "),
+        stem(2, "https 2 length "),
+        stem(2, "https 1 length "),
+        stem(1, "https 2 open "),
+        stem(1, "https 1 open "),
+        stem(2, "http 1 none "),
+        stem(2, "http 1 length "),
+        stem(1, "http 1 open "),
+        stem(1, "http 2 none "),
+        stem(1, "http 2 length "),
+        stem(1, "http 2 open "),
     ],
 );
 
@@ -635,10 +665,11 @@ mod tests {
         (-(price as f64) / BIT as f64).exp2()
     }
 
-    fn all() -> [&'static Baseline; 20] {
+    fn all() -> [&'static Baseline; 21] {
         [
             &NONE,
             &METHOD,
+            &SENDING,
             &FIRST_SEGMENT,
             &SEGMENT,
             &QUERY_NAME,

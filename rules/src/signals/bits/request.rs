@@ -74,6 +74,8 @@ pub(crate) enum ComponentPlace<'a> {
     Field(&'a str),
     Cookies,
     Cookie(&'a [u8]),
+    /// How the request is sent.
+    Sending,
 }
 
 /// The kinds of slots. A slot key is a kind combined with a position or the digest of a name.
@@ -91,6 +93,7 @@ pub(super) enum SlotKind {
     CookieList,
     CookieName,
     CookieValue,
+    Sending,
 }
 
 impl SlotKind {
@@ -116,6 +119,26 @@ impl<'a> RequestComponents<'a> {
         splitter.fields(parts.fields);
         let Splitter { components, names, identity, excess, .. } = splitter;
         RequestComponents { components, names, identity: identity.finish(), excess, key: *key }
+    }
+
+    /// Adds how the request is sent, in one text: what the origin server sees of it and the sandbox chose. An account
+    /// prices all requests with it, or all without.
+    #[must_use]
+    pub fn sent_as(mut self, sending: &'a [u8]) -> Self {
+        let (place, slot) = (ComponentPlace::Sending, SlotKind::Sending.key(0));
+        let digest = self.key.digest(sending);
+        let mut identity = self.key.list();
+        identity.add(self.identity);
+        identity.add(digest);
+        self.identity = identity.finish();
+        match self.components.len() < COMPONENTS {
+            true => {
+                let content = ComponentContent::Text;
+                self.components.push(Component { place, slot, digest, bytes: sending, content });
+            }
+            false => self.excess += literal_price(sending),
+        }
+        self
     }
 
     pub(crate) fn components(&self) -> &[Component<'a>] {
@@ -158,6 +181,7 @@ impl ComponentPlace<'_> {
             ComponentPlace::Field(name) => SignalPlace::Field(name.to_owned()),
             ComponentPlace::Cookies => SignalPlace::Field("cookie".to_owned()),
             ComponentPlace::Cookie(name) => SignalPlace::Cookie(text(name)),
+            ComponentPlace::Sending => SignalPlace::Attempt,
         }
     }
 }

@@ -181,7 +181,8 @@ impl Look<'_> {
             | ComponentPlace::Segment(_)
             | ComponentPlace::QueryValue(_)
             | ComponentPlace::Field(_)
-            | ComponentPlace::Cookie(_) => {}
+            | ComponentPlace::Cookie(_)
+            | ComponentPlace::Sending => {}
         }
         for name in request.names(component.content) {
             if self.shape.names.insert(mix(component.slot, name.digest.0)) {

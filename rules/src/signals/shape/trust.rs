@@ -180,7 +180,7 @@ impl PlaceKind {
     /// Returns what is expected of `value` in `place`.
     pub(super) fn of(place: ComponentPlace<'_>, value: &[u8]) -> Self {
         match place {
-            ComponentPlace::Method => PlaceKind::Field,
+            ComponentPlace::Method | ComponentPlace::Sending => PlaceKind::Field,
             ComponentPlace::FieldName => PlaceKind::UsualField,
             ComponentPlace::Path | ComponentPlace::Segment(_) | ComponentPlace::Query => PlaceKind::Url,
             ComponentPlace::Cookies | ComponentPlace::Cookie(_) => PlaceKind::Cookie,

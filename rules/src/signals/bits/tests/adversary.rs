@@ -28,6 +28,7 @@ struct Message {
     method: &'static str,
     path: Vec<u8>,
     fields: Vec<(String, Vec<u8>)>,
+    sending: Vec<u8>,
 }
 
 /// Encodes secret bits, given the number of the request. Returns how many.
@@ -36,7 +37,18 @@ type Strategy = fn(&mut Secret, u64, &mut Message) -> u64;
 const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
-const STRATEGIES: [(&str, Strategy); 9] = [
+const STRATEGIES: [(&str, Strategy); 11] = [
+    ("choice of 8 ports", |secret, _, message| {
+        message.sending = format!("https 2 none 844{}", secret.take(3)).into_bytes();
+        3
+    }),
+    ("choice of scheme, version and framing", |secret, _, message| {
+        let (scheme, version) =
+            ([("https", 1), ("http", 1), ("http", 2), ("https", 2)])[secret.take(2) as usize];
+        let framing = ["length", "open"][secret.take(1) as usize];
+        message.sending = format!("{scheme} {version} {framing} 8443").into_bytes();
+        3
+    }),
     ("choice of 2 methods", |secret, _, message| {
         message.method = ["GET", "HEAD"][secret.take(1) as usize];
         1
@@ -87,13 +99,18 @@ fn play(strategy: Strategy, limit: u64) -> (u64, u64) {
     let (mut secret, mut passed, mut requests) = (Secret(limit), 0, 0);
     // 50 requests per second: the hour is not over before they are.
     for number in 0..180_000 {
-        let mut message = Message { method: "GET", path: b"/".to_vec(), ..Message::default() };
+        let mut message = Message {
+            method: "GET",
+            path: b"/".to_vec(),
+            sending: b"https 2 none 443".to_vec(),
+            ..Message::default()
+        };
         let bits = strategy(&mut secret, number, &mut message);
         let fields: Vec<(&str, &[u8])> =
             message.fields.iter().map(|(name, value)| (name.as_str(), value.as_slice())).collect();
         let parts =
             RequestParts { method: message.method, path: &message.path, query: None, fields: &fields };
-        let components = account.split(&parts);
+        let components = account.split(&parts).sent_as(&message.sending);
         let (price, now) = (account.price("host", &components).millibits.div_ceil(1_000), number * 20);
         if window.left(now, budget, limit) < price {
             break;

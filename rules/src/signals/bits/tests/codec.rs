@@ -28,9 +28,15 @@ pub(super) struct PlainRequest {
     pub(super) query: Pairs,
     pub(super) fields: Vec<(String, Bytes)>,
     pub(super) cookies: Option<Pairs>,
+    pub(super) sending: Bytes,
 }
 
 impl PlainRequest {
+    /// Splits it as the account does.
+    pub(super) fn with_components<T>(&self, use_components: impl FnOnce(RequestComponents<'_>) -> T) -> T {
+        self.with_parts(|parts| use_components(RequestComponents::new(&key(), parts).sent_as(&self.sending)))
+    }
+
     pub(super) fn with_parts<T>(&self, use_parts: impl FnOnce(&RequestParts<'_>) -> T) -> T {
         let path = self.segments.join(&b'/');
         let join = |pairs: &Pairs, separator: &[u8]| {
@@ -114,33 +120,31 @@ impl Codec {
 
     pub(super) fn encode(&mut self, request: &PlainRequest) {
         let mark = usize::from(!self.started);
-        self.coder.choose(&[253, 1, 1, 1], Some(mark));
+        self.coder.choose(&[252, 1, 1, 1, 1], Some(mark));
         self.request(Some(request));
     }
 
     pub(super) fn finish(mut self) -> Vec<bool> {
-        self.coder.choose(&[253, 1, 1, 1], Some(3));
+        self.coder.choose(&[252, 1, 1, 1, 1], Some(4));
         self.coder.finish()
     }
 
     /// Returns the next request, or `None` at the end.
     pub(super) fn decode(&mut self) -> Option<PlainRequest> {
-        match self.coder.choose(&[253, 1, 1, 1], None) {
-            3 => None,
+        match self.coder.choose(&[252, 1, 1, 1, 1], None) {
+            4 => None,
             _ => Some(self.request(None)),
         }
     }
 
     fn request(&mut self, given: Option<&PlainRequest>) -> PlainRequest {
         self.started = true;
-        let identity =
-            given.map(|request| request.with_parts(|parts| RequestComponents::new(&key(), parts).identity()));
+        let identity = given.map(|request| request.with_components(|components| components.identity()));
         let request = match self.known(REQUEST_SLOT, identity) {
             Some(identity) => self.requests[&identity].clone(),
             None => self.components(given),
         };
-        request.with_parts(|parts| {
-            let components = RequestComponents::new(&key(), parts);
+        request.with_components(|components| {
             self.table.learn_request(&components);
             self.requests.insert(components.identity(), request.clone());
         });
@@ -188,6 +192,8 @@ impl Codec {
             let value = self.text(place, slot, given.map(|given| &given.fields[at].1));
             request.fields.push((name_text, value));
         }
+        let slot = SlotKind::Sending.key(0);
+        request.sending = self.text(ComponentPlace::Sending, slot, given.map(|given| &given.sending));
         request
     }
 
