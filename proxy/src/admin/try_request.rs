@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use crate::admin::explain::choose_sandbox;
 use crate::credential::CredentialStore;
+use crate::egress::sending::{SentFraming, describe_sending};
 use crate::http::chunks::ChunkValidator;
 use crate::http::head::{self, BodyFraming};
 use crate::http::outgoing_head;
@@ -123,7 +124,12 @@ impl TryRequest<'_> {
         if visible == Visible::Request {
             let leaving = outgoing_head(&request.fields, permit.as_ref())
                 .map_err(|refusal| anyhow::anyhow!("the head is refused as `{}`", refusal.reason.code()))?;
-            let bits = trial.look_at_head(&RequestHead::of(&leaving), &mut found);
+            let framing = match request.head.body {
+                BodyFraming::Chunked => SentFraming::Open,
+                BodyFraming::Measured(length) => SentFraming::of_length(Some(length)),
+            };
+            let sending = describe_sending(probe.scheme, ::http::Version::HTTP_11, framing, Some(probe.port));
+            let bits = trial.look_at_head(&RequestHead::of(&leaving), &sending, &mut found);
             header_bits = Some(TriedBits { limit: permit.as_ref().and_then(bit_budget), ..bits });
             let encoding = request.fields.headers.get("content-encoding").map(|coding| coding.as_bytes());
             trial.look_at_body(&request.body, encoding, &mut found);

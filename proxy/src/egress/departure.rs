@@ -11,10 +11,11 @@ use std::time::Instant;
 use audit::{ByteCount, OpenRecord, Receipt, StableCode};
 use rules::budget::UsageKind;
 use rules::ids::CredentialName;
+use rules::signals::bits::broken_body_price;
 use rules::{DialPermit, Permit, Reason, RuleSet};
 use tokio::net::TcpStream;
 
-use crate::budget::ledger::Charges;
+use crate::budget::ledger::{ByteLease, Charges};
 use crate::budget::live::{CutSignal, LiveEntry};
 use crate::egress::connect::DialledConnection;
 use crate::egress::dial::dial;
@@ -36,6 +37,18 @@ pub(crate) struct Departure {
     /// Bytes that are charged already and not sent yet.
     upfront: AtomicU64,
     pub(crate) inspection: Inspection,
+}
+
+/// The price of an announced length: refunded if all of the body leaves, else spent.
+pub(crate) struct LengthHold {
+    charges: Arc<Charges>,
+    lease: ByteLease,
+}
+
+impl LengthHold {
+    pub(crate) fn refund(self) {
+        self.charges.refund(&self.lease, 0);
+    }
 }
 
 /// What an attempt brings to its departure besides its permit.
@@ -139,17 +152,26 @@ impl Departure {
         Ok(())
     }
 
-    /// Prices what a request says outside its body, charges that, and learns it, before the request leaves (P19).
+    /// Prices what a request says outside its body, how it is sent included, charges that, and learns it, before the
+    /// request leaves (P19).
     pub(crate) async fn charge_head(
         &self,
         head: &RequestHead<'_>,
+        sending: &str,
         record: &OpenRecord,
     ) -> Result<(), Refusal> {
-        let priced = self.inspection.price_head(head).await;
+        let priced = self.inspection.price_head(head, sending).await;
         let bits = priced.bits;
         self.charge_bits(bits, record).await?;
         priced.learn(); // last: what is refused must not make later requests cheaper
         Ok(())
+    }
+
+    /// Charges what the announced length of a body says if the body is broken off (P19).
+    pub(crate) async fn hold_length(&self, length: u64, open_bodies: u32) -> Result<LengthHold, Refusal> {
+        let bits = broken_body_price(length, open_bodies);
+        let lease = self.charges.hold(UsageKind::HeaderBits, bits).await?;
+        Ok(LengthHold { charges: self.charges.clone(), lease })
     }
 
     /// Charges what a request says outside its content after its head has left (P19).

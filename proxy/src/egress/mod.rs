@@ -4,6 +4,7 @@ pub(crate) mod connect;
 pub(crate) mod departure;
 pub(crate) mod dial;
 pub(crate) mod roots;
+pub(crate) mod sending;
 pub(crate) mod shared;
 pub(crate) mod stream;
 pub(crate) mod tunnel;

@@ -16,7 +16,7 @@ use crate::budget::gates::Turn;
 use crate::credential::CredentialValue;
 use crate::credential::scrub::ResponseScrubber;
 use crate::egress::connect::DialledConnection;
-use crate::egress::departure::Departure;
+use crate::egress::departure::{Departure, LengthHold};
 use crate::egress::dial::DialRace;
 use crate::quota::{DialledUse, RequestQuota};
 use crate::report::record;
@@ -70,6 +70,8 @@ pub(super) struct DepartedRequest {
     pub(super) scrubber: Option<ResponseScrubber>,
     /// The body on its way out, if there is one.
     pub(super) body: Option<OutgoingBody>,
+    /// What its announced length costs until all of it has left.
+    pub(super) length_hold: Option<LengthHold>,
     /// Bytes of the bodies that were sent and received.
     pub(super) body_bytes: RequestOutcome,
 }
@@ -104,6 +106,7 @@ impl DepartedRequest {
             credential,
             scrubber: None,
             body: None,
+            length_hold: None,
             body_bytes: RequestOutcome::default(),
         })
     }
@@ -152,9 +155,6 @@ impl RequestState {
         let Outgoing { found, bytes, bits } = outgoing.take(body.as_ref(), rest).await;
         // To Pingora, none is the end of the body, and an empty chunk is nothing yet.
         *body = if last { bytes } else { Some(bytes.unwrap_or_default()) };
-        if found.is_empty() && bits == 0 {
-            return Ok(());
-        }
         let RequestState { departed: Some(departed), record: Some(record), .. } = &*self else {
             return Err(internal());
         };

@@ -23,14 +23,15 @@ use super::canonical::{normalize_fields, strip_unlisted};
 use super::chunks::ChunkFault;
 use super::context::{DepartedRequest, DialledRequest, RequestContext, RequestState, internal};
 use super::fields::{strip_forged, strip_hop_by_hop, strip_request, strip_request_hops, strip_trailers};
-use super::outgoing::{BodyKind, OutgoingBody};
+use super::outgoing::{BodyKind, OutgoingBody, has_type};
 use super::request::{ParsedRequest, request_facts, request_record};
 use super::scrub_fields::{ScrubOutcome, scrub_response, scrub_trailers};
 use super::upgrade::is_websocket;
 use super::{PacedBody, RequestMonitor, RequestScope};
 use crate::credential::scrub::ResponseScrubber;
 use crate::egress::connect::DialledConnection;
-use crate::egress::departure::{Departure, DepartureTerms};
+use crate::egress::departure::{Departure, DepartureTerms, LengthHold};
+use crate::egress::sending::{SentFraming, describe_sending, normalize_framing};
 use crate::egress::shared::{Shared, decide};
 use crate::egress::upstream::{
     UpstreamOptions, check_answer_fields, check_interim_answers, head_bytes, host_header, http_peer,
@@ -146,14 +147,10 @@ impl RequestFilter {
         if body != Some(0) && !is_websocket(session) {
             let fields = &session.req_header().headers;
             let coding = fields.get("content-encoding").map(|coding| coding.as_bytes());
-            let kind = match (body, has_messages(fields)) {
-                (Some(_), _) => BodyKind::Length,
-                (None, true) => BodyKind::Messages,
-                (None, false) => BodyKind::Open,
-            };
+            let kind = BodyKind::of(body, fields);
             let inspection = &departed.departure.inspection;
             let inspector = inspection.body(coding);
-            let needed = HELD_BYTES + if inspector.is_some() { SEARCH_BYTES } else { 0 };
+            let needed = HELD_BYTES + if inspector.is_some() { SEARCH_BYTES as u64 } else { 0 };
             let quota = state.quota.as_mut().ok_or(Reason::Internal)?;
             let needed = body.map_or(needed, |length| length.min(needed));
             quota.buffers.grow(needed).map_err(|refusal| refusal.under(&permit))?;
@@ -380,6 +377,8 @@ impl ProxyHttp for RequestFilter {
         let state = request.state()?;
         let scheme = state.monitor.connection.scheme();
         let monitor = state.monitor.clone();
+        let length = content_length(session);
+        let framing = SentFraming::of_length(length);
         let departed = state.departed()?;
         departed.end_turn(upstream.version);
         if let Some(body) = &mut departed.body {
@@ -394,6 +393,7 @@ impl ProxyHttp for RequestFilter {
         if permit.is_credential_host() {
             upstream.remove_header("authorization"); // we choose the account, whichever rule matched
         }
+        normalize_framing(upstream, framing)?;
         normalize_fields(upstream)?;
         let said = upstream.clone(); // by the sandbox: without what is set below
         let departed = state.departed()?;
@@ -406,18 +406,33 @@ impl ProxyHttp for RequestFilter {
                 return Err(state.fail(Reason::CredentialUnavailable));
             }
         }
-        let grpc = is_grpc(&upstream.headers);
-        if grpc && session.req_header().headers.contains_key("te") {
-            upstream.insert_header("te", "trailers")?; // Pingora strips it as hop-by-hop; gRPC needs it
+        if is_grpc(&upstream.headers) {
+            // Pingora strips it as hop-by-hop; gRPC needs it. Always, so that its presence says nothing.
+            upstream.insert_header("te", "trailers")?;
         }
+        let port = departed.departure.permit().port();
+        let sending = describe_sending(scheme, upstream.version, framing, port);
         let counted = departed.departure.count_send(request_bytes(upstream)).await;
         counted.map_err(|exhausted| state.fail(exhausted))?;
         let RequestState { departed: Some(departed), record: Some(record), .. } = &mut *state else {
             return Err(internal());
         };
+        // A client may announce any length, and then break off.
+        let open_bodies = departed.body.as_ref().map_or(1, OutgoingBody::open_bodies);
+        departed.length_hold = match length {
+            None | Some(0) => None,
+            Some(length) => match departed.departure.hold_length(length, open_bodies).await {
+                Ok(hold) => Some(hold),
+                Err(refusal) => return Err(state.fail(refusal)),
+            },
+        };
         // Last, because it learns the request: one that does not leave must not make later ones cheaper.
-        let charged = departed.departure.charge_head(&RequestHead::of(&said), record).await;
-        charged.map_err(|refusal| state.fail(refusal))
+        let charged = departed.departure.charge_head(&RequestHead::of(&said), &sending, record).await;
+        if let Err(refusal) = charged {
+            departed.length_hold.take().into_iter().for_each(LengthHold::refund);
+            return Err(state.fail(refusal));
+        }
+        Ok(())
     }
 
     async fn request_body_filter(
@@ -428,6 +443,7 @@ impl ProxyHttp for RequestFilter {
         request: &mut RequestContext,
     ) -> Result<()> {
         let state = request.state()?;
+        state.monitor.add_upload(body.as_ref().map_or(0, Bytes::len) as u64);
         if last {
             state.monitor.end_upload();
         }
@@ -437,7 +453,12 @@ impl ProxyHttp for RequestFilter {
         if let Some(record) = &state.record {
             record.byte_count().add_sent(bytes.len() as u64);
         }
-        state.departed()?.body_bytes.sent_bytes += bytes.len() as u64;
+        let sent = bytes.len() as u64;
+        let departed = state.departed()?;
+        departed.body_bytes.sent_bytes += sent;
+        if last {
+            departed.length_hold.take().into_iter().for_each(LengthHold::refund);
+        }
         Ok(())
     }
 
@@ -634,15 +655,9 @@ fn set_authority(upstream: &mut RequestHeader, authority: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether client and server exchange messages within one request.
+/// Whether client and server exchange messages within one request, with trailers.
 fn is_grpc(fields: &HeaderMap) -> bool {
-    fields.get("content-type").is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
-}
-
-/// Whether the body is a sequence of messages with their lengths in front.
-fn has_messages(fields: &HeaderMap) -> bool {
-    let connect = |kind: &::http::HeaderValue| kind.as_bytes().starts_with(b"application/connect+");
-    is_grpc(fields) || fields.get("content-type").is_some_and(connect)
+    has_type(fields, b"application/grpc") && !has_type(fields, b"application/grpc-web")
 }
 
 /// Whether the response's framing is unambiguous: `chunked` is the only transfer coding that marks the end (RFC 9112,

@@ -103,6 +103,8 @@ pub(crate) struct RequestMonitor {
     paced: Mutex<PacedBody>,
     /// Bytes of the body that have arrived, if they are counted ahead of Pingora.
     arrived_body: AtomicU64,
+    /// Bytes of the body that Pingora has passed on. Some may wait to leave, so they are the client's progress.
+    uploaded: AtomicU64,
     /// The body is to be read in pieces of a block.
     cut_body: AtomicBool,
     /// The first fault in the framing of a chunked body.
@@ -255,6 +257,7 @@ impl RequestMonitor {
             switched: AtomicBool::new(false),
             paced: Mutex::default(),
             arrived_body: AtomicU64::new(0),
+            uploaded: AtomicU64::new(0),
             cut_body: AtomicBool::new(false),
             body_fault: OnceLock::new(),
             reached_filter: AtomicBool::new(false),
@@ -313,6 +316,11 @@ impl RequestMonitor {
         *sys::lock(&self.paced) = body;
     }
 
+    /// Counts bytes of the request's body, whether they leave now or are held back.
+    fn add_upload(&self, bytes: u64) {
+        self.uploaded.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// The request's body is complete.
     fn end_upload(&self) {
         let mut paced = sys::lock(&self.paced);
@@ -325,11 +333,11 @@ impl RequestMonitor {
     fn paced_progress(&self) -> (PacedBody, u64) {
         let paced = *sys::lock(&self.paced);
         let byte_count = sys::lock(&self.byte_count);
-        let (sent, received) =
-            byte_count.as_ref().map_or((0, 0), |byte_count| byte_count.sent_and_received());
+        let received = byte_count.as_ref().map_or(0, |byte_count| byte_count.sent_and_received().1);
         match paced {
             PacedBody::None => (paced, 0),
-            PacedBody::Request => (paced, sent),
+            // What is held back counts too: blocks leave at once, however evenly their bytes come.
+            PacedBody::Request => (paced, self.uploaded.load(Ordering::Relaxed)),
             PacedBody::Response => (paced, received),
         }
     }
@@ -351,9 +359,9 @@ impl RequestMonitor {
     /// returns if it answers.
     async fn wait_unanswered(&self, limit: Duration) {
         loop {
-            let before = self.byte_total();
+            let before = self.progress();
             tokio::time::sleep(limit + TIMEOUT_GRACE).await;
-            match (self.answered.load(Ordering::Relaxed), self.byte_total() == before) {
+            match (self.answered.load(Ordering::Relaxed), self.progress() == before) {
                 (true, _) => return std::future::pending().await,
                 (false, true) => return,
                 (false, false) => {}
@@ -407,9 +415,11 @@ impl RequestMonitor {
         }
     }
 
-    fn byte_total(&self) -> Option<u64> {
+    /// Bytes that passed in either direction, and those of the request's body, which may wait to leave.
+    fn progress(&self) -> (Option<u64>, u64) {
         let byte_count = self.byte_count.lock().unwrap_or_else(PoisonError::into_inner);
-        byte_count.as_ref().map(|byte_count| byte_count.total())
+        let passed = byte_count.as_ref().map(|byte_count| byte_count.total());
+        (passed, self.uploaded.load(Ordering::Relaxed))
     }
 
     /// Runs a request until it completes, is cut, is idle for too long, or its connection reaches its maximum
@@ -438,7 +448,7 @@ impl RequestMonitor {
                 self.cut.trigger(Reason::BodyLate);
                 None
             }
-            () = wait_idle(limits.idle().max(limits.first_byte()) / 2 + TIMEOUT_GRACE, || self.byte_total()) => {
+            () = wait_idle(limits.idle().max(limits.first_byte()) / 2 + TIMEOUT_GRACE, || self.progress()) => {
                 self.cut.trigger(Reason::IdleTooLong);
                 None
             }

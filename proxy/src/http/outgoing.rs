@@ -17,6 +17,8 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use http::header::CONTENT_TYPE;
 use rules::signals::Signal;
 use rules::signals::bits::{PartialBlock, partial_block_price};
 use rules::signals::content::UndecidedTail;
@@ -36,6 +38,25 @@ pub(crate) enum BodyKind {
     Open,
     /// Without a length, in messages.
     Messages,
+}
+
+impl BodyKind {
+    /// Reads the kind from the announced length, if there is one, and the header fields.
+    pub(super) fn of(length: Option<u64>, fields: &HeaderMap) -> Self {
+        // The messages of grpc-web-text are in base64: what looks like their lengths is none.
+        let grpc = has_type(fields, b"application/grpc") && !has_type(fields, b"application/grpc-web-text");
+        match length {
+            Some(_) => BodyKind::Length,
+            None if grpc || has_type(fields, b"application/connect+") => BodyKind::Messages,
+            None => BodyKind::Open,
+        }
+    }
+}
+
+/// Returns whether the content type begins so, in any letter case.
+pub(super) fn has_type(fields: &HeaderMap, kind: &[u8]) -> bool {
+    let begins = |given: &[u8]| given.get(..kind.len()).is_some_and(|given| given.eq_ignore_ascii_case(kind));
+    fields.get(CONTENT_TYPE).is_some_and(|given| begins(given.as_bytes()))
 }
 
 /// What is known about the rest of a body.
@@ -132,6 +153,11 @@ impl OutgoingBody {
     /// Returns whether the client's bytes are to be read in blocks: more at once would have to leave at once.
     pub(super) fn is_cut(&self) -> bool {
         self.pieces == PieceSizes::Visible
+    }
+
+    /// Returns how many bodies of the sandbox are on their way out, this one included.
+    pub(super) fn open_bodies(&self) -> u32 {
+        self.open.count()
     }
 
     /// Returns how many bytes of the body came.
@@ -309,6 +335,24 @@ mod tests {
         let length = rest as u64;
         let priced = partial_block_price(&PartialBlock { length, full_blocks, open_bodies });
         assert_eq!(passed, [(0, 0), (8, 1), (5, 1), (BLOCK_BYTES, 0), (rest, 1 + priced)]);
+    }
+
+    #[test]
+    fn messages_are_read_where_they_are() {
+        for (kind, length, expected) in [
+            ("application/grpc", None, BodyKind::Messages),
+            ("Application/GRPC+proto", None, BodyKind::Messages),
+            ("application/grpc-web+proto", None, BodyKind::Messages),
+            ("application/connect+json", None, BodyKind::Messages),
+            ("application/grpc-web-text", None, BodyKind::Open),
+            ("application/grpc-web-text+proto", None, BodyKind::Open),
+            ("application/json", None, BodyKind::Open),
+            ("application/grpc", Some(5), BodyKind::Length),
+        ] {
+            let fields = HeaderMap::from_iter([(CONTENT_TYPE, kind.parse().unwrap())]);
+            assert_eq!(BodyKind::of(length, &fields), expected, "{kind}");
+        }
+        assert_eq!(BodyKind::of(None, &HeaderMap::new()), BodyKind::Open);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use rules::signals::{Encoding, Signal, SignalPlace};
 
 use super::scan_set::{AttemptMatchers, SharedMatchers};
 use super::turns::ScanTurns;
+use crate::quota::cost::SEARCH_BYTES;
 
 /// Most bytes that are searched in one turn.
 const PIECE_BYTES: usize = 16 << 10;
@@ -134,13 +135,14 @@ pub(super) fn search_at_once(
     found
 }
 
-/// Searches a body that is there as a whole.
+/// Searches a body that is there as a whole. Without memory for that, the attempt is refused when it is judged.
 pub(super) async fn search_whole(
     matchers: &Arc<AttemptMatchers>,
     turns: &Arc<ScanTurns>,
     body: &[u8],
     found: &mut Vec<Signal>,
 ) {
+    let Some(_memory) = matchers.reserve(body.len().min(SEARCH_BYTES)) else { return };
     let mut search = BodySearch::new(matchers, None, turns);
     search.feed(body, found).await;
     search.finish(found).await;

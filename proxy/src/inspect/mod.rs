@@ -120,7 +120,7 @@ impl Inspection {
         searched.then(|| BodyInspector::new(&self.matchers, encoding, &self.turns))
     }
 
-    /// Records findings, and refuses what the policy denies.
+    /// Records findings, and refuses what the policy denies, and what could not be searched for want of memory.
     pub(crate) async fn judge(&self, found: Vec<Signal>, record: &OpenRecord) -> Result<(), Refusal> {
         let mut refusal = None;
         for signal in found {
@@ -136,7 +136,7 @@ impl Inspection {
                 refusal = Some(Refusal::from(findings::reason(signal.code)).with_detail(detail));
             }
         }
-        refusal.map_or(Ok(()), Err)
+        self.matchers.take_exhausted().or(refusal).map_or(Ok(()), Err)
     }
 
     fn mode(&self, signal: &Signal) -> SignalMode {
@@ -144,8 +144,12 @@ impl Inspection {
     }
 
     /// Prices the head of a request that leaves now; see [`SandboxSignals::price_request`].
-    pub(crate) async fn price_head<'a>(&'a self, head: &'a RequestHead<'_>) -> PricedRequest<'a> {
-        self.signals.price_request(&self.host, &head.parts()).await
+    pub(crate) async fn price_head<'a>(
+        &'a self,
+        head: &'a RequestHead<'_>,
+        sending: &'a str,
+    ) -> PricedRequest<'a> {
+        self.signals.price_request(&self.host, &head.parts(), sending).await
     }
 
     /// Counts the bits of a request that leaves, and flags more than is usual in an hour.

@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use rules::Permit;
 use rules::ids::BankId;
 use rules::signals::canary::{self, Canary, CanaryScanner, CanarySet, CanaryShape};
-use rules::signals::content::{BoxedMatcher, MatcherFactory};
+use rules::signals::content::{BoxedMatcher, MatcherFactory, SearchMemory};
 use rules::signals::flow::{FlowMatch, FlowMatcher};
 use rules::signals::secrets::{ExactValue, OwnPattern, PatternSet, SecretMatcher, SecretSettings};
 use rules::signals::settings::{SignalKind, SignalTerms};
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::state::SandboxSignals;
 use super::turns::ScanTurns;
 use crate::credential::CredentialStore;
+use crate::report::refusal::Refusal;
 use crate::state_file::{Durability, read_state, write_atomic};
 
 /// The file of the canaries, in the log directory.
@@ -214,6 +215,8 @@ pub(super) struct AttemptMatchers {
     own_banks: Vec<BankId>,
     now_ms: u64,
     flows: Mutex<BTreeMap<BankId, u64>>,
+    /// Why the sandbox's quota had no memory for the search.
+    exhausted: Mutex<Option<Refusal>>,
 }
 
 impl AttemptMatchers {
@@ -233,7 +236,24 @@ impl AttemptMatchers {
             own_banks: banks.to_vec(),
             now_ms,
             flows: Mutex::default(),
+            exhausted: Mutex::default(),
         })
+    }
+
+    /// Reserves memory for the search from the sandbox's quota. Where there is none, the attempt is to be refused.
+    pub(super) fn reserve(&self, bytes: usize) -> Option<SearchMemory> {
+        match self.signals.reserve_search(bytes as u64) {
+            Ok(memory) => Some(Box::new(memory)),
+            Err(refusal) => {
+                sys::lock(&self.exhausted).get_or_insert(refusal);
+                None
+            }
+        }
+    }
+
+    /// Returns the refusal for want of memory, if there was one.
+    pub(super) fn take_exhausted(&self) -> Option<Refusal> {
+        sys::lock(&self.exhausted).take()
     }
 
     /// Returns how many characters of which banks were seen.
@@ -297,6 +317,10 @@ impl MatcherFactory for SharedMatchers {
             matchers.push(Box::new(self.0.flow_matcher()));
         }
         matchers
+    }
+
+    fn reserve(&self, bytes: usize) -> Option<SearchMemory> {
+        self.0.reserve(bytes)
     }
 }
 

@@ -32,6 +32,7 @@ use tokio::sync::Semaphore;
 use super::turns::OpenBlockCount;
 use crate::quota::cost::{FLOW_BYTES, PRICES_BYTES, SHAPE_BYTES};
 use crate::quota::{Quotas, Reservation};
+use crate::report::refusal::Refusal;
 use crate::state_file::{Durability, read_state, write_atomic};
 
 /// The directory of these files, inside the log directory.
@@ -70,6 +71,8 @@ pub(crate) struct SandboxSignals {
     bits: tokio::sync::Mutex<HeaderAccount>,
     memory: Mutex<SignalMemory>,
     room: Room,
+    /// Whose memory a search takes. None where nobody counts it.
+    searches: Option<(Arc<Quotas>, SandboxId)>,
     changed: AtomicBool,
     /// Held while a piece of what the sandbox sends is searched.
     scan_turn: Semaphore,
@@ -239,6 +242,7 @@ impl SandboxSignals {
             path,
             memory: Mutex::new(memory),
             room,
+            searches: Some((quotas.clone(), id.clone())),
             changed: AtomicBool::new(false),
             scan_turn: Semaphore::new(1),
             open_blocks: OpenBlockCount::default(),
@@ -254,6 +258,7 @@ impl SandboxSignals {
             path: PathBuf::new(),
             memory: Mutex::default(),
             room: Room(Mutex::new(None)),
+            searches: None,
             changed: AtomicBool::new(false),
             scan_turn: Semaphore::new(1),
             open_blocks: OpenBlockCount::default(),
@@ -272,15 +277,22 @@ impl SandboxSignals {
         &self.open_blocks
     }
 
+    /// Reserves memory for the search of a request.
+    pub(super) fn reserve_search(&self, bytes: u64) -> Result<Option<Reservation>, Refusal> {
+        let Some((quotas, sandbox)) = &self.searches else { return Ok(None) };
+        quotas.reserve(Resource::Buffers, sandbox, bytes).map(Some)
+    }
+
     /// Prices a request that is about to leave (P19). No other request of the sandbox is priced until the result is
     /// dropped or learned.
     pub(crate) async fn price_request<'a>(
         &'a self,
         host: &'a str,
         parts: &RequestParts<'a>,
+        sending: &'a str,
     ) -> PricedRequest<'a> {
         let account = self.bits.lock().await;
-        let components = account.split(parts);
+        let components = account.split(parts).sent_as(sending.as_bytes());
         let bits = account.price(host, &components).millibits.div_ceil(1000);
         PricedRequest { account, components, host, bits, signals: self }
     }
@@ -347,27 +359,10 @@ impl SandboxSignals {
     /// Makes or extends the table of recalled text for one more piece. Hosts are forgotten for it; without room even then,
     /// the oldest text gives way, and a sandbox whose quota has no room for a table remembers none.
     fn make_room_for_text(&self, now: u64) {
-        loop {
-            let memory = sys::lock(&self.memory);
-            let (had, wanted) = match &memory.flow {
-                None => (0, MIN_FINGERPRINTS),
-                Some(table) => match table.wanted_fingerprints(PIECE_FINGERPRINTS) {
-                    Some(wanted) => (table_bytes(table.max_fingerprints()), wanted),
-                    None => return,
-                },
-            };
-            drop(memory);
-            if self.room.take(table_bytes(wanted) - had) {
-                let mut memory = sys::lock(&self.memory);
-                match &mut memory.flow {
-                    Some(table) if table.max_fingerprints() < wanted => {
-                        table.set_max_fingerprints(wanted, now)
-                    }
-                    // Another answer was faster.
-                    Some(_) => self.room.give_back(table_bytes(wanted) - had),
-                    None => memory.flow = Some(FlowTable::new(&self.keys.flow, limits(wanted))),
-                }
-            } else if !self.forget_host() {
+        // Room is taken for the very table that gets it: in between, a reload could take the table away, or another answer
+        // extend it.
+        while !sys::lock(&self.memory).extend_text(&self.room, &self.keys.flow, now) {
+            if !self.forget_host() {
                 return;
             }
         }
@@ -512,6 +507,25 @@ impl SandboxSignals {
 }
 
 impl SignalMemory {
+    /// Makes the table of recalled text large enough for one more piece, and returns whether there was room.
+    fn extend_text(&mut self, room: &Room, key: &FlowKey, now: u64) -> bool {
+        let (had, wanted) = match &self.flow {
+            None => (0, MIN_FINGERPRINTS),
+            Some(table) => match table.wanted_fingerprints(PIECE_FINGERPRINTS) {
+                Some(wanted) => (table_bytes(table.max_fingerprints()), wanted),
+                None => return true,
+            },
+        };
+        if !room.take(table_bytes(wanted).saturating_sub(had)) {
+            return false;
+        }
+        match &mut self.flow {
+            Some(table) => table.set_max_fingerprints(wanted, now),
+            None => self.flow = Some(FlowTable::new(key, limits(wanted))),
+        }
+        true
+    }
+
     /// Forgets the form of requests to the host that was used least recently, and returns whether there was one.
     fn forget_shape(&mut self) -> bool {
         let oldest = self.shapes.iter().min_by_key(|(_, (used, _))| *used).map(|(host, _)| host.clone());
@@ -555,176 +569,4 @@ impl std::fmt::Debug for SandboxSignals {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TEXT: &str =
-        "The launch code of the northern archive is kept in the blue folder of Marguerite Delacroix";
-
-    fn rules(sandboxes: usize) -> rules::RuleSet {
-        let policy = |at: usize| rules::SourceFile {
-            path: format!("s{at}.toml"),
-            bytes: format!("name = \"s{at}\"\n").into(),
-        };
-        let policies = (0..sandboxes).map(policy).collect();
-        rules::compile(&rules::LoadSources { policies, ..rules::LoadSources::default() }, &[]).unwrap()
-    }
-
-    fn open(dir: &Path) -> SandboxSignals {
-        open_one(dir, "s", &Quotas::for_inspection(64 << 20, &rules(1)))
-    }
-
-    fn open_one(dir: &Path, id: &str, quotas: &Arc<Quotas>) -> SandboxSignals {
-        SandboxSignals::open(&SignalKeys::open(dir).unwrap(), &SandboxId::parse(id).unwrap(), quotas)
-    }
-
-    /// Returns different letters each time.
-    fn letters(seed: usize, length: usize) -> String {
-        let mut state = seed as u64 * 2 + 1;
-        let mut letter = || {
-            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-            char::from(b'a' + (state >> 40) as u8 % 26)
-        };
-        (0..length).map(|_| letter()).collect()
-    }
-
-    async fn say(signals: &SandboxSignals, host: &str) -> u64 {
-        let parts =
-            RequestParts { method: "GET", path: b"/some/path", query: None, fields: &[("x-a", b"value")] };
-        let priced = signals.price_request(host, &parts).await;
-        let bits = priced.bits;
-        priced.learn();
-        bits
-    }
-
-    #[tokio::test]
-    async fn p17_what_is_remembered_stays_within_the_total_and_each_share_is_kept() {
-        const TOTAL: u64 = 16 << 20;
-        let (dir, bank) = (tempfile::tempdir().unwrap(), BankId::parse("staging:a").unwrap());
-        let quotas = Quotas::for_inspection(TOTAL, &rules(4));
-        let used = || quotas.usage(Resource::Inspection).0;
-        let all: Vec<SandboxSignals> =
-            (0..4).map(|at| open_one(dir.path(), &format!("s{at}"), &quotas)).collect();
-        for signals in all.iter().take(3) {
-            for at in 0..200 {
-                let host = format!("h{at}.example");
-                let (first, second) = (say(signals, &host).await, say(signals, &host).await);
-                assert!(
-                    second < first,
-                    "{first} then {second}: no request is refused, and a repeat is cheap"
-                );
-                signals.with_shape(&host, |_| ());
-                signals.add_flows(BTreeMap::from([(bank.clone(), 48)]), &host, "record".to_owned(), 1);
-                assert!(used() <= TOTAL);
-            }
-            let text = letters(7, 256 << 10);
-            signals.remember_text(std::iter::once((&bank, text.as_bytes())));
-            assert!(used() <= TOTAL);
-            let (_, end) = text.split_at(text.len() - 100);
-            let snapshot = signals.flow_snapshot().unwrap();
-            assert_eq!(
-                snapshot.match_text(end, super::super::now_ms() / 1000).len(),
-                1,
-                "hosts give way to text"
-            );
-        }
-        assert!(used() > TOTAL / 2, "the others took what is common: {}", used());
-        let quiet = &all[3];
-        assert!(say(quiet, "a.example").await > 50);
-        assert!(say(quiet, "a.example").await <= 2, "its share is kept");
-        quiet.remember_text(std::iter::once((&bank, TEXT.as_bytes())));
-        assert!(quiet.flow_snapshot().is_some());
-        drop(all);
-        assert_eq!(used(), 0);
-    }
-
-    #[tokio::test]
-    async fn p17_a_reload_that_adds_sandboxes_takes_back_what_was_common() {
-        const TOTAL: u64 = 16 << 20;
-        let (dir, bank) = (tempfile::tempdir().unwrap(), BankId::parse("staging:a").unwrap());
-        let quotas = Quotas::for_inspection(TOTAL, &rules(1));
-        let signals = open_one(dir.path(), "s0", &quotas);
-        signals.remember_text(std::iter::once((&bank, letters(1, 256 << 10).as_bytes())));
-        for at in 0..100 {
-            let host = format!("h{at}.example");
-            say(&signals, &host).await;
-            signals.with_shape(&host, |_| ());
-        }
-        let before = quotas.usage(Resource::Inspection).0;
-        quotas.adopt(&rules(100));
-        let signals = Arc::new(signals);
-        let stored = signals.clone();
-        tokio::task::spawn_blocking(move || stored.store()).await.unwrap().unwrap();
-        let after = quotas.usage(Resource::Inspection).0;
-        assert!(before > TOTAL * 6 / 10 && after <= TOTAL / 2 + TOTAL / 200, "{before} then {after}");
-        // What is read again is reserved, too.
-        drop(signals);
-        let tight = Quotas::for_inspection(1 << 20, &rules(4));
-        let again = open_one(dir.path(), "s0", &tight);
-        assert!((1..=1 << 20).contains(&tight.usage(Resource::Inspection).0));
-        assert!(again.flow_snapshot().is_some(), "text comes first");
-    }
-
-    #[test]
-    fn p15_recalled_text_is_recognised_after_a_restart_and_is_not_stored() {
-        let dir = tempfile::tempdir().unwrap();
-        let (bank, now) = (BankId::parse("staging:a").unwrap(), super::super::now_ms());
-        let signals = open(dir.path());
-        signals.remember_text(std::iter::once((&bank, TEXT.as_bytes())));
-        signals.add_flows(BTreeMap::from([(bank.clone(), 48)]), "a.example", "record".to_owned(), now);
-        signals.store().unwrap();
-        let file = std::fs::read_to_string(dir.path().join("signals/s.json")).unwrap();
-        assert!(!file.contains("Marguerite"), "{file}");
-        let again = open(dir.path());
-        let found = again.flow_snapshot().unwrap().match_text(TEXT, now / 1000);
-        assert_eq!(found.iter().map(|found| &found.bank).collect::<Vec<_>>(), [&bank]);
-        assert_eq!(again.flows().len(), 1);
-        let later = now / 1000 + 25 * 3600;
-        assert!(open(dir.path()).flow_snapshot().unwrap().match_text(TEXT, later).is_empty());
-    }
-
-    #[tokio::test]
-    async fn p19_what_was_said_is_cheap_after_a_restart() {
-        let dir = tempfile::tempdir().unwrap();
-        let parts =
-            RequestParts { method: "GET", path: b"/some/path", query: None, fields: &[("x-a", b"value")] };
-        let signals = open(dir.path());
-        let first = signals.price_request("a.example", &parts).await;
-        let dear = first.bits;
-        first.learn();
-        let signals = Arc::new(signals);
-        let stored = signals.clone();
-        tokio::task::spawn_blocking(move || stored.store()).await.unwrap().unwrap();
-        let again = open(dir.path());
-        let cheap = again.price_request("a.example", &parts).await.bits;
-        assert!(dear > 50 && cheap <= 2, "{dear} then {cheap}");
-    }
-
-    #[test]
-    fn p16_memory_that_cannot_be_read_is_forgotten_and_the_key_is_not() {
-        let dir = tempfile::tempdir().unwrap();
-        drop(open(dir.path()));
-        std::fs::write(dir.path().join("signals/s.json"), "{ not json").unwrap();
-        assert!(open(dir.path()).flow_snapshot().is_none());
-        std::fs::write(dir.path().join("signals/key"), "short").unwrap();
-        assert!(SignalKeys::open(dir.path()).is_err());
-    }
-
-    #[test]
-    fn p17_hosts_and_flows_are_bounded() {
-        let dir = tempfile::tempdir().unwrap();
-        let (signals, bank) = (open(dir.path()), BankId::parse("staging:a").unwrap());
-        for at in 0..2_000 {
-            let host = format!("h{at}.example");
-            signals.with_shape(&host, |_| ());
-            signals.block(&host, SignalCode::Beacon, 1);
-            signals.add_flows(BTreeMap::from([(bank.clone(), 48)]), &host, "record".to_owned(), 1);
-        }
-        let memory = sys::lock(&signals.memory);
-        assert_eq!(
-            (memory.shapes.len(), memory.blocked.len(), memory.flows.len()),
-            (HOSTS, HOSTS, MAX_FLOWS)
-        );
-        assert!(memory.shapes.contains_key("h1999.example"), "the newest is kept");
-    }
-}
+mod tests;

@@ -126,8 +126,13 @@ impl Trial {
         found.content.extend(self.describe(&signals));
     }
 
-    /// Looks at the head, and returns its price.
-    pub(crate) fn look_at_head(&self, head: &RequestHead<'_>, found: &mut TrialFindings) -> TriedBits {
+    /// Looks at the head, and returns its price with how it is sent.
+    pub(crate) fn look_at_head(
+        &self,
+        head: &RequestHead<'_>,
+        sending: &str,
+        found: &mut TrialFindings,
+    ) -> TriedBits {
         let mut signals = Vec::new();
         head::scan(&self.matchers, head, &mut signals);
         found.content.extend(self.describe(&signals));
@@ -140,6 +145,7 @@ impl Trial {
             // No answer follows, so nothing is done with the observation.
             let _observation = shape.observe(&components, now, &thresholds, &mut signals);
         });
+        let components = components.sent_as(sending.as_bytes());
         let price = account.price(&self.host, &components);
         let bits = price.millibits.div_ceil(1000);
         signals.extend(self.signals.note_bits(bits, thresholds.header_bits_per_hour, now));

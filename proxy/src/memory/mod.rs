@@ -55,6 +55,7 @@ use crate::budget::live::{CutSignal, LiveConnections};
 use crate::egress::departure::{Departure, DepartureTerms};
 use crate::egress::dial::DialRace;
 use crate::egress::roots::UpstreamRoots;
+use crate::egress::sending::{SentFraming, describe_sending};
 use crate::egress::shared::{self, Shared};
 use crate::egress::upstream::{UpstreamOptions, host_header, http_peer, request_bytes};
 use crate::inspect::{AttemptContent, RequestHead};
@@ -244,7 +245,10 @@ impl MemoryGuard {
         let mut head = canonical_request(passed.clone(), call, request)?;
         service.add_identity(&mut head, profile, &subject)?;
         let secrets = service::secret_patterns(&head, key.as_deref());
-        call.departure.charge_head(&RequestHead::of(&passed), request.record).await?;
+        let framing = SentFraming::of_length(Some(call.body.len() as u64));
+        let port = call.departure.permit().port();
+        let sending = describe_sending(UrlScheme::Https, http::Version::HTTP_11, framing, port);
+        call.departure.charge_head(&RequestHead::of(&passed), &sending, request.record).await?;
         let received = self.send(head, call, request).await?;
         answer::check_answer(call, &secrets, &received, request).await?;
         if call.matched.route.operation == BankOperation::Read {

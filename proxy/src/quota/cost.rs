@@ -2,7 +2,8 @@
 
 use rules::limits::TrafficLimits;
 use rules::quota::{MachineLimits, QuotaSettings, Resource};
-use rules::signals::content::MAX_UNDECIDED;
+use rules::signals::content::{MAX_OPEN_STREAMS, MAX_OPEN_VIEWS, MAX_UNDECIDED, VIEW_BYTES};
+use rules::signals::decode::STREAM_BYTES;
 use rules::signals::flow::{DEFAULT_FINGERPRINTS, FlowTable, MIN_FINGERPRINTS};
 
 const KIB: u64 = 1 << 10;
@@ -28,8 +29,11 @@ pub(crate) const BLOCK_BYTES: usize = 16 << 10;
 /// Most bytes of a body that wait to leave: what is undecided, less than a block of what is decided, a block that came
 /// last, and two that were read ahead. What Pingora keeps for a retry is among its own buffers.
 pub(crate) const HELD_BYTES: u64 = (MAX_UNDECIDED + 4 * BLOCK_BYTES) as u64;
-/// Memory that the search of one body takes: the scanner with its views.
-pub(crate) const SEARCH_BYTES: u64 = MAX_UNDECIDED as u64;
+/// Memory that the search of one body takes before anything in it is decoded: the scanner with its raw view.
+pub(crate) const SEARCH_BYTES: usize = 128 << 10;
+/// Memory that the search of one request takes at most.
+const SEARCH_MOST: u64 =
+    (SEARCH_BYTES + MAX_OPEN_VIEWS * VIEW_BYTES + MAX_OPEN_STREAMS * STREAM_BYTES) as u64;
 /// Memory of a response body on its way down. Pingora queues up to five buffers of 64 KiB, TLS as much again on either
 /// side, and `h2` [`SEND_QUEUE_BYTES`]; a download that nobody reads was measured at 770 KiB.
 pub(crate) const DOWNLOAD_BYTES: u64 = 11 * 64 * KIB + SEND_QUEUE_BYTES;
@@ -158,7 +162,15 @@ fn costs(limits: &TrafficLimits) -> Vec<(String, String)> {
             "request body on its way out, in addition",
             format!("at most {} of buffers: what is undecided, and blocks", bytes(HELD_BYTES)),
         ),
-        ("request body that is searched, in addition", format!("at most {} of buffers", bytes(SEARCH_BYTES))),
+        (
+            "body that is searched, in addition",
+            format!("at most {} of buffers; with all that follows, {}", bytes(SEARCH_BYTES as u64), bytes(SEARCH_MOST)),
+        ),
+        ("encoded part of what is searched", format!("{}, at most {MAX_OPEN_VIEWS} at a time", bytes(VIEW_BYTES as u64))),
+        (
+            "compressed part of what is searched, in addition",
+            format!("{}, at most {MAX_OPEN_STREAMS} at a time", bytes(STREAM_BYTES as u64)),
+        ),
         ("response body", format!("at most {} of buffers", bytes(DOWNLOAD_BYTES))),
         ("memory request body", format!("its bytes, at most {}", bytes(limits.memory_body_bytes))),
         ("memory response body", format!("its bytes, at most {}", bytes(limits.memory_answer_bytes))),

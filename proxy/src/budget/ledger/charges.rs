@@ -74,6 +74,11 @@ impl Charges {
         }
     }
 
+    /// Charges all of `amount`, or nothing, for something that may turn out to cost nothing.
+    pub(crate) async fn hold(&self, what: UsageKind, amount: u64) -> Result<ByteLease, Exhausted> {
+        self.charge_range(what, (amount, amount)).await
+    }
+
     /// Leases up to [`MAX_LEASE`] bytes, before they move.
     ///
     /// # Errors

@@ -32,7 +32,7 @@ use sys::worker::Worker;
 use tokio::time::{Instant, timeout};
 
 use self::account::{BudgetLine, BudgetOwner, SandboxAccount};
-pub(crate) use self::charges::Charges;
+pub(crate) use self::charges::{ByteLease, Charges};
 use self::sandbox::SandboxState;
 use crate::inspect::{SandboxSignals, SignalKeys};
 use crate::quota::Quotas;
