@@ -51,7 +51,7 @@ impl SignalScene {
     }
 
     /// Bits that were charged so far.
-    fn header_bits(&self) -> u64 {
+    pub(crate) fn header_bits(&self) -> u64 {
         let told: Value = serde_json::from_str(&self.world.run_command(&["budget", "--json"])).unwrap();
         let all = told.to_string();
         let find = |value: &Value| value["budget"] == "header_bits_per_hour";

@@ -29,6 +29,7 @@ mod origin;
 mod pipelining;
 mod refusals;
 mod sandboxes;
+mod searches;
 mod signal_commands;
 mod signals;
 mod streams;
