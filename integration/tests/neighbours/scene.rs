@@ -77,7 +77,7 @@ const TRIES: usize = 3;
 /// Latency below which a ratio means nothing: what a busy scheduler on two cores does to an honest client.
 const LATENCY_FLOOR: Duration = Duration::from_millis(250);
 
-/// On a slow machine the scheduler does that much more: what counts then is how often B's quiet median fits in.
+/// How many of B's quiet medians its p99 may be: on a slow machine the floor is less than a few of them.
 const SLOW_MACHINE: u32 = 60;
 
 /// What a scene is made of.

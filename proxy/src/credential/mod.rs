@@ -1,5 +1,5 @@
-//! Credentials that never enter the sandbox (P11): read from where the configuration says, injected into requests for
-//! their hosts only, and masked in whatever the origin server sends back.
+//! Credentials that never enter the sandbox (P11): read from files that the configuration names, injected into
+//! requests for the bound host only, and masked in whatever the origin server sends back.
 
 pub mod scrub;
 mod store;

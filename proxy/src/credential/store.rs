@@ -30,7 +30,7 @@ const FIRST_LOOK: Duration = Duration::from_secs(5);
 /// Stack of a thread that looks at a file.
 const READER_STACK: usize = 256 << 10;
 /// Longest credential, in bytes.
-pub(super) const LENGTH: u64 = 8192;
+const LENGTH: u64 = 8192;
 
 /// The credentials of the configuration.
 ///

@@ -14,6 +14,7 @@ use crate::report::refusal::Refusal;
 
 /// Shortest credential: a shorter one would occur by chance in responses.
 pub(super) const SHORTEST: usize = 8;
+
 /// Request fields that ask for a response the scrubber cannot search: partial content, or compression inside the
 /// body.
 const UNSEARCHABLE_FIELDS: [&str; 6] = [
